@@ -19,7 +19,7 @@ BUNDLE := api/static/console
 
 
 .DEFAULT_GOAL := help
-BENCHMARKS := batching pipeline rank-sums prefix agent paging target-itl slo fairness scheduler restart kv-dtype lora many-adapters \
+BENCHMARKS := batching pipeline rank-sums prefix border agent paging target-itl slo fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation drafts grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet fleet-fairness divided-ends
@@ -212,6 +212,7 @@ bench-peers: $(if $(and $(filter vllm,$(ARGS)),$(filter vllm_base,$(ARGS))),,$(P
 
 bench-batching: ## continuous against static batching
 bench-prefix: ## time to first token with and without the prefix cache
+bench-border: ## the border between KV cache and arena: moved by the load against fixed borders (simulated)
 bench-agent: ## an agent that switches adapters in one conversation: plain LoRA against activated LoRA
 bench-paging: ## sequences that run at once: paged against reserved KV
 bench-pipeline: ## two stages: a step in flight for each against one

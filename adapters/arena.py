@@ -25,7 +25,7 @@ from .host_cache import HostBlock
 from .identity import AdapterKey
 from .layout import BaseLayout
 from .loaders import UNPACED, Pace, Paced
-from .untouched import untouched_zeros
+from .untouched import give_back, untouched_zeros
 
 INITIAL_ROWS = 16
 CUDA_TABLE_BYTES = 2 << 20
@@ -63,7 +63,7 @@ class Arena:
     """
 
     flat: Tensor
-    """`[capacity]` of the serving type: every adapter's matrices."""
+    """`[reserved]` of the serving type: every adapter's matrices, before `capacity`."""
     table: Tensor
     """`int64 [num_rows, num_slices, 3]` on the device: a SliceEntry for each slice of the base. It
     is replaced by a longer tensor when rows run out, so read it again in every step."""
@@ -95,13 +95,19 @@ class Arena:
         device: torch.device,
         *,
         pace: Pace = UNPACED,
+        reserved_bytes: int = 0,
     ) -> None:
-        """`pace`: the share of a core that copying and zeroing may use while steps run."""
+        """`pace`: the share of a core that copying and zeroing may use while steps run.
+        `reserved_bytes`: address space up to which the arena can grow, if more than its capacity.
+        Only on the CPU, where it takes memory once it is written to."""
         self._pace = pace
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
-        self.flat = _zeros(self._extents.capacity, dtype, device)
+        most = reserved_bytes // dtype.itemsize // ALIGNMENT_ELEMENTS * ALIGNMENT_ELEMENTS
+        self.reserved = max(most, self._extents.capacity)
+        """The largest capacity, in elements."""
+        self.flat = _zeros(self.reserved, dtype, device)
         self.on_remove: Callable[[int], None] | None = None
         """Called with each removed row. Who holds copies of the row's values zeroes them."""
         self._occupants: dict[int, _Occupant] = {}  # by row
@@ -147,6 +153,14 @@ class Arena:
     @property
     def used_bytes(self) -> int:
         return self._extents.used * self.flat.itemsize
+
+    def resize(self, capacity: int) -> None:
+        """Grow or shrink at the end, which must be free. Freed bytes go back to the system."""
+        assert capacity <= self.reserved
+        old = self.capacity
+        self._extents.resize(capacity)
+        if self.capacity < old:
+            give_back(self.flat[self.capacity : old])
 
     def place(
         self,

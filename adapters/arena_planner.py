@@ -19,6 +19,7 @@ from .demand import Demand
 from .erasures import Erasures
 from .eviction import FREE, Cost, Occupant, Window, choose_window
 from .eviction_policy import EvictionPolicy, Newcomer, Rank
+from .extents import Extent
 from .identity import AdapterKey
 from .loaders import Loaders
 from .memories import BlockT, DeviceArena
@@ -34,6 +35,8 @@ class Eviction(NamedTuple, Generic[BlockT]):
     """An adapter that was removed from the device."""
 
     record: Record[BlockT]
+    num_elements: int
+    """Of the arena, which it held."""
     reason: Departure
 
 
@@ -57,8 +60,13 @@ class ArenaPlanner(Generic[BlockT]):
         self._moves = Moves(arena, loaders, self._erasures)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         """The adapters that have a placement."""
-        self.jobs: tuple[Sized, Sized] = self._moves.running, self._erasures.running
-        """The jobs that `poll` completes once they have ended."""
+        self.jobs: tuple[Sized, ...] = (
+            self._moves.running,
+            self._erasures.running,
+            self._claims.withheld,
+        )
+        """The jobs that `poll` completes once they have ended, and the end of the arena while it is
+        cleared."""
 
     @property
     def num_moves(self) -> int:
@@ -77,6 +85,42 @@ class ArenaPlanner(Generic[BlockT]):
         """Take up finished moves and erasures; True if something changed."""
         has_moved = self._moves.poll()
         return self._erasures.poll() or has_moved
+
+    def resize(self, capacity: int) -> None:
+        """Let the arena have this many elements: at once if these are more, else once
+        `clear_withheld` has cleared its end. Ends an earlier change that is not complete."""
+        self._claims.withheld.clear()
+        if capacity < self._arena.capacity:
+            self._claims.withhold(Extent(capacity, self._arena.capacity - capacity))
+        else:
+            self._set_capacity(capacity)
+
+    @property
+    def is_shrinking(self) -> bool:
+        return bool(self._claims.withheld)
+
+    def clear_withheld(self) -> list[Eviction[BlockT]]:
+        """Move the idle adapters out of the end of the arena that is to be taken away, and take it
+        away once it is empty.
+
+        Returns those that were evicted: the ones that are evicted first, until the others fit.
+        """
+        if not self._claims.withheld:
+            return []
+        (window,) = self._claims.withheld
+        evicted = self._evict_excess(window.offset)
+        for record in self._inside(window):
+            if not record.is_idle:
+                continue
+            self._moves.begin(record, self._claims.of_others(record.key))
+            is_stuck = not (record.is_moving or self._moves.running or self._erasures.running)
+            if is_stuck and self._policy.may_go(record):
+                evicted += self._evict([record], Departure.KV)
+        others = [*self._moves.targets(), *self._erasures.extents()]
+        if not self._inside(window) and not any(map(window.overlaps, others)):
+            self._claims.withheld.clear()
+            self._set_capacity(window.offset)
+        return evicted
 
     def place_in_order(self, waiting: list[Record[BlockT]]) -> list[Eviction[BlockT]]:
         """Place each of `waiting` for which there is room, or begin to make room.
@@ -134,6 +178,33 @@ class ArenaPlanner(Generic[BlockT]):
         Adapters above their tenant's share come first; see `byte_shares`.
         """
         return self._policy.order(self.occupants)
+
+    # --- the border -------------------------------------------------------------------------------
+
+    def _evict_excess(self, capacity: int) -> list[Eviction[BlockT]]:
+        """Evict in the order of eviction, until no more elements are held than these."""
+        excess = sum(record.num_placed for record in self.occupants) - capacity
+        evicted: list[Eviction[BlockT]] = []
+        for key in self._policy.order(self.occupants) if excess > 0 else ():
+            if excess <= 0:
+                break
+            excess -= self._records[key].num_placed
+            evicted += self._evict([self._records[key]], Departure.KV)
+        return evicted
+
+    def _inside(self, window: Extent) -> list[Record[BlockT]]:
+        """The adapters in a window, largest first."""
+        inside = [
+            record
+            for record in self.occupants
+            if record.placement is not None and record.placement.extent.overlaps(window)
+        ]
+        return sorted(inside, key=lambda record: record.num_placed, reverse=True)
+
+    def _set_capacity(self, capacity: int) -> None:
+        self._arena.resize(capacity)
+        self._policy.capacity = self._arena.capacity
+        self._demand.pins.resize(self._arena.capacity)
 
     # --- placing ----------------------------------------------------------------------------------
 
@@ -233,9 +304,10 @@ class ArenaPlanner(Generic[BlockT]):
         return self._evict(leaving, Departure.DRAINED if is_drain else Departure.ROOM)
 
     def _evict(self, records: list[Record[BlockT]], reason: Departure) -> list[Eviction[BlockT]]:
+        evicted = [Eviction(record, record.num_placed, reason) for record in records]
         for record in records:
             self.vacate(record)
-        return [Eviction(record, reason) for record in records]
+        return evicted
 
     def _choose_window(self, newcomer: Newcomer, block: BlockT) -> Window | None:
         return choose_window(

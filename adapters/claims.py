@@ -13,6 +13,8 @@ class Claims:
         self._windows: dict[AdapterKey, Extent] = {}
         self._draining: AdapterKey | None = None
         """The adapter whose claim waits for leases to end."""
+        self.withheld: list[Extent] = []
+        """The end of the arena, while it is cleared to be taken away."""
 
     def __contains__(self, key: AdapterKey) -> bool:
         """Whether room is being made for this adapter."""
@@ -40,12 +42,19 @@ class Claims:
         if self._draining == key:
             self._draining = None
 
+    def withhold(self, window: Extent) -> None:
+        """Claim the end of the arena for nobody; claims there are dropped."""
+        self.withheld[:] = [window]
+        for key in [key for key, other in self._windows.items() if window.overlaps(other)]:
+            self.drop(key)
+
     def is_drained_for(self, key: AdapterKey) -> bool:
         return self._draining == key
 
     def of_others(self, key: AdapterKey) -> list[Extent]:
-        return [window for claimant, window in self._windows.items() if claimant != key]
+        windows = [window for claimant, window in self._windows.items() if claimant != key]
+        return windows + self.withheld
 
     def cover(self, extent: Extent) -> bool:
         """Whether an extent lies in a window."""
-        return any(extent.overlaps(window) for window in self._windows.values())
+        return any(extent.overlaps(window) for window in (*self._windows.values(), *self.withheld))

@@ -56,8 +56,8 @@ class EvictionPolicy:
     """Judges the occupants of an arena by demand, byte shares and recency."""
 
     def __init__(self, capacity: int, demand: Demand, clock: Callable[[], float]) -> None:
-        """`capacity` of the arena, in elements."""
-        self._capacity = capacity
+        """`capacity` of the arena, in elements, which its owner may change."""
+        self.capacity = capacity
         self._demand = demand
         self._clock = clock
 
@@ -125,7 +125,7 @@ class EvictionPolicy:
             num_held += occupant.num_placed
             if occupant.is_idle and now >= occupant.stays_until:
                 by_distance[uses.distance(occupant.key)] += occupant.num_placed
-        num_free = self._capacity - num_held
+        num_free = self.capacity - num_held
         beyond = [num_free + size for size in accumulate(reversed(by_distance))]
         return beyond[-2::-1] + beyond[-1:]
 
@@ -160,7 +160,7 @@ class EvictionPolicy:
                 Holding(occupant.key, occupant.num_placed, occupant.last_used, may_go(occupant))
                 for occupant in occupants
             ],
-            capacity=self._capacity,
+            capacity=self.capacity,
             active=frozenset(
                 occupant.key.tenant_id for occupant in occupants if self._is_active(occupant)
             ),

@@ -97,6 +97,16 @@ class ExtentAllocator:
             end, last = self._free[index].end, index + 1
         self._free[first:last] = [Extent(start, end - start)]
 
+    def resize(self, capacity: int) -> None:
+        """Add free units at the end, or take units away there, which must be free."""
+        old, self.capacity = self.capacity, capacity - capacity % self.alignment
+        last = self._free[-1] if self._free and self._free[-1].end == old else Extent(old, 0)
+        assert last.offset <= self.capacity, "what is taken away is free"
+        if last.size:
+            self._free.pop()
+        if self.capacity > last.offset:
+            self._free.append(Extent(last.offset, self.capacity - last.offset))
+
     def check(self) -> None:
         """Assert that free and allocated extents tile the array and free neighbours are merged."""
         tiles = sorted([*self._free, *self._allocated])

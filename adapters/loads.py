@@ -17,6 +17,7 @@ from .copying import CopyQueue
 from .demand import Demand
 from .errors import AdapterError, AdapterUnavailable, ArenaTooSmall
 from .fetches import Fetches
+from .ghosts import Ghosts
 from .identity import AdapterKey
 from .loaders import Loaders
 from .memories import BlockT, DeviceArena, Host
@@ -69,6 +70,10 @@ class Loads(Generic[BlockT]):
         self._copies = CopyQueue(arena, loaders, demand.rank)
         self._place_after = -math.inf
         """When room is looked for again."""
+        self.ghosts: Ghosts[AdapterKey] = Ghosts()
+        """The adapters that were evicted last; sizes in elements."""
+        self.reload_seconds = 0.0
+        """Of the loads of `ghosts`."""
         self.departures = dict.fromkeys(Departure, 0)
         self.num_loads = 0
         self.num_loaded_elements = 0
@@ -81,6 +86,7 @@ class Loads(Generic[BlockT]):
     def begin(self, key: AdapterKey) -> Record[BlockT]:
         """Load an adapter that has no record, or whose last load failed."""
         record = self._records.begin(key)
+        record.is_reload = self.ghosts.take(key)
         record.block = self._host.acquire(key)
         if record.block is None:
             self._fetch(record)
@@ -130,6 +136,8 @@ class Loads(Generic[BlockT]):
 
     def advance(self) -> bool:
         """Place the waiting adapters, and make room; True if something changed."""
+        for evicted in self._planner.clear_withheld():
+            self._forget_evicted(evicted)
         has_placed = self._place_waiting()
         return self._give_way_in_host_memory() or has_placed
 
@@ -160,7 +168,7 @@ class Loads(Generic[BlockT]):
     def _await_room(self, record: Record[BlockT]) -> None:
         assert record.block is not None
         self._records.enter(record, State.HOST)
-        if record.block.num_elements > self._arena.capacity:
+        if record.block.num_elements > self._arena.reserved:
             self._fail(record, _failure_of(ArenaTooSmall()))
         else:
             self._demand.pins.note_size(record.key, record.block.num_elements)
@@ -176,6 +184,8 @@ class Loads(Generic[BlockT]):
         self._records.enter(record, State.RESIDENT)
         self.num_loads += 1
         self.num_loaded_elements += record.num_placed
+        if record.is_reload:
+            self.reload_seconds += record.load_seconds
 
     def _fail(
         self, record: Record[BlockT], failure: Failure, cause: BaseException | None = None
@@ -255,6 +265,7 @@ class Loads(Generic[BlockT]):
 
     def _forget_evicted(self, evicted: Eviction[BlockT]) -> None:
         key, reason = evicted.record.key, evicted.reason
+        self.ghosts.add(key, evicted.num_elements)
         # A deletion does not need it, and is the last entry of its history.
         self._records.forget(key, None if key in self._deleting else reason)
         self.departures[reason] += 1

@@ -56,8 +56,7 @@ class AdapterManager(Generic[BlockT]):
         num_soon: int,
     ) -> None:
         """`num_soon`: how many of the next uses count as soon, see `expect`."""
-        self._capacity = arena.capacity
-        self._element_bytes = arena.element_bytes
+        self._arena = arena
         self._clock = clock
         self._host = host
         self._demand = Demand(arena.capacity, num_soon, clock)
@@ -253,7 +252,7 @@ class AdapterManager(Generic[BlockT]):
         """
         record = self._records.get(key)
         num_placed = record.num_placed if record is not None else 0
-        self._retirements.begin(key, num_placed * self._element_bytes)
+        self._retirements.begin(key, num_placed * self._arena.element_bytes)
         self._demand.pins.remove(key)
         self._records.note(key, DELETING, Departure.DELETED)
         self._finish_retirements()
@@ -285,7 +284,46 @@ class AdapterManager(Generic[BlockT]):
 
     def leased_share(self, tenant_id: str) -> float:
         """The part of the arena under leases of this tenant's requests."""
-        return self._leases.elements_of(tenant_id) / self._capacity
+        return self._leases.elements_of(tenant_id) / self._arena.capacity
+
+    # --- the border between adapters and the KV cache ---------------------------------------------
+
+    def resize(self, num_bytes: int) -> None:
+        """Let the arena have this many bytes; `is_shrinking` until the end of it is taken away.
+
+        Idle adapters there are moved or evicted, and leased ones are waited for. Calling this again
+        replaces what was wanted before.
+        """
+        self._planner.resize(num_bytes // self._arena.element_bytes)
+
+    @property
+    def is_shrinking(self) -> bool:
+        return self._planner.is_shrinking
+
+    @property
+    def arena_bytes(self) -> int:
+        return self._arena.capacity * self._arena.element_bytes
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """Whether adapters wait for room in the arena."""
+        return bool(self._records.waiting())
+
+    @property
+    def awaited_room(self) -> int:
+        """Bytes of the largest adapter that waits for room in the arena; 0: none does."""
+        sizes = [record.num_elements or 0 for record in self._records.waiting()]
+        return max(sizes, default=0) * self._arena.element_bytes
+
+    def remember_evicted(self, num_bytes: int) -> None:
+        """Count from now on what is lost because the arena has not so many bytes more."""
+        self._loads.ghosts.depth = num_bytes // self._arena.element_bytes
+
+    @property
+    def reload_seconds(self) -> float:
+        """The duration of the loads that so many bytes more would have spared; see
+        `remember_evicted`."""
+        return self._loads.reload_seconds
 
     # --- within -----------------------------------------------------------------------------------
 

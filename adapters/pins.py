@@ -38,6 +38,11 @@ class Pins:
         self._sizes = {key: size for key, size in self._sizes.items() if key in set(self._keys)}
         self._choose()
 
+    def resize(self, capacity: int) -> None:
+        """The arena has another capacity."""
+        self._capacity = capacity
+        self._choose()
+
     def remove(self, key: AdapterKey) -> None:
         """The adapter was deleted."""
         if key in self._keys:

@@ -68,6 +68,8 @@ class Departure(StrEnum):
     """The same, of those that its tenant held beyond its share."""
     DRAINED = "drained"
     """It was drained for an adapter that had waited for a long time."""
+    KV = "kv"
+    """The KV cache got a part of the arena's memory."""
     DELETED = "deleted"
 
 
@@ -116,6 +118,8 @@ class Record(Generic[BlockT]):
     backoff_seconds: float = 0.0
     """The back-off after the last failure; it doubles with each consecutive failure."""
     retry_at: float = 0.0
+    is_reload: bool = False
+    """Whether a somewhat larger arena would still hold it; see `Ghosts`."""
     was_fetched_again: bool = False
     """Whether its file was missing when it was to be read in this attempt."""
 

@@ -1,12 +1,23 @@
-"""Allocates large host memory whose pages are not touched before the first write."""
+"""Allocates large host memory whose pages are not touched before the first write, and gives pages
+back."""
 
 from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _CACHE_LINE = 64
+_NO_HUGE_PAGES = 15
+"""`MADV_NOHUGEPAGE` of Linux, which Python's `mmap` does not name on every build."""
+CAN_GIVE_BACK = sys.platform == "linux"
+"""Whether `give_back` returns memory: elsewhere the system may keep the old bytes."""
 
 
 def untouched_zeros(num_elements: int, dtype: torch.dtype) -> Tensor:
@@ -19,3 +30,55 @@ def untouched_zeros(num_elements: int, dtype: torch.dtype) -> Tensor:
     untouched = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)
     start = -untouched.ctypes.data % _CACHE_LINE
     return torch.from_numpy(untouched[start : start + num_bytes]).view(dtype)
+
+
+def give_back(memory: Tensor) -> None:
+    """Zero contiguous CPU memory and return its whole pages to the system, until they are written
+    again."""
+    start, end = _range_of(memory)
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = end // mmap.PAGESIZE * mmap.PAGESIZE
+    if not CAN_GIVE_BACK or last <= first or _advise(first, last, mmap.MADV_DONTNEED):
+        memory.zero_()
+        return
+    as_bytes = memory.view(-1).view(torch.uint8)
+    as_bytes[: first - start].zero_()
+    as_bytes[len(as_bytes) - (end - last) :].zero_()
+
+
+def give_back_rows(memory: Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+    """The same for half-open ranges of rows of `memory [rows, ...]`, which may be many."""
+    start, end = _range_of(memory)
+    row_bytes = (end - start) // len(memory)
+    for first, last in ranges:
+        begin, size = start + first * row_bytes, (last - first) * row_bytes
+        is_paged = CAN_GIVE_BACK and not (begin % mmap.PAGESIZE or size % mmap.PAGESIZE)
+        if not is_paged or _advise(begin, begin + size, mmap.MADV_DONTNEED):
+            give_back(memory[first:last])
+
+
+def use_small_pages(memory: Tensor) -> None:
+    """Let the system back this contiguous CPU memory by small pages alone, so that small parts of
+    it can be given back."""
+    start, end = _range_of(memory)
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    if CAN_GIVE_BACK and end > first:
+        _advise(first, end, _NO_HUGE_PAGES)  # a system without huge pages refuses, and has none
+
+
+def _range_of(memory: Tensor) -> tuple[int, int]:
+    assert memory.is_contiguous()
+    assert memory.device.type == "cpu"
+    return memory.data_ptr(), memory.data_ptr() + memory.nbytes
+
+
+def _advise(start: int, end: int, advice: int) -> int:
+    """0 if the system took the advice."""
+    return int(_madvise()(start, end - start, advice))
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int]:
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return madvise

@@ -70,7 +70,10 @@ def _open_arena(
 ) -> Arena:
     layout, num_bytes = base.part.layout, plan.arena_bytes
     if followers is None:
-        return Arena(layout, num_bytes, base.dtype, base.device, pace=pace)
+        most_bytes = plan.border.most_adapters if plan.border else 0
+        return Arena(
+            layout, num_bytes, base.dtype, base.device, pace=pace, reserved_bytes=most_bytes
+        )
     return LeaderArena(followers, layout, num_bytes, base.dtype, base.device, pace=pace)
 
 

@@ -170,13 +170,14 @@ class EngineConfig:
     arena_bytes: Annotated[
         int | None,
         Option(name="arena_gib", unit=GIB, minimum=0.001),
-        Unset("1/4 of the memory after the weights, on the CPU at most 1 GiB"),
+        Unset("1/4 of the memory after the weights; on the CPU at most 4 GiB at the start"),
     ] = None
-    """Device memory for adapters."""
+    """Device memory for adapters. On the CPU, setting it or --kv-cache-gib fixes the border between
+    the two, which else moves with the load."""
     kv_cache_bytes: Annotated[
         int | None,
         Option(name="kv_cache_gib", unit=GIB, minimum=0.001),
-        Unset("a full batch, of the remaining memory at most all, on the CPU half"),
+        Unset("a full batch, of the remaining memory at most all; on the CPU half at the start"),
     ] = None
     """Device memory for KV blocks."""
     host_cache_bytes: Annotated[int, Option(name="host_cache_gib", unit=GIB, minimum=0.001)] = GIB

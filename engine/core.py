@@ -123,6 +123,8 @@ class EngineCore:
             self.parts.group.followers.check()
         self._manager.poll()
         self.parts.kv.poll_disk()
+        if self.parts.border:
+            self.parts.border.poll()
         self._messages += self._requests.poll()
         self._executor.read_if_needed()
         batch, started, failed = self._scheduler.schedule()

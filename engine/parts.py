@@ -23,6 +23,7 @@ from .kv.blocks import KvBlocks
 from .kv.cache import KvCache
 from .kv.layout import STATE_WINDOW
 from .kv.tier_key import hash_secret, new_tier_key
+from .memory.border import Border
 from .memory.device_peak import measure_peak
 from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
@@ -68,6 +69,8 @@ class EngineParts:
     runner: ModelRunner
     speculation: Speculation
     scheduler: Scheduler
+    border: Border | None
+    """Moves memory between KV cache and arena; None: the border is fixed."""
     cost: ModelCost
     """Bytes and operations of a step."""
     utilization: Utilization
@@ -191,6 +194,7 @@ def _open_parts(
         runner=runner,
         speculation=speculation,
         scheduler=scheduler,
+        border=_open_border(config, plan, kv, tiers, scheduler, costs, clock),
         cost=model_cost(base, _kv_reads(config, base, plan)),
         utilization=utilization,
         cpu_threads=open_cpu_threads(base.device, clock()),
@@ -313,6 +317,30 @@ def _open_speculation(
         costs=costs,
         clock=clock,
         loaded=proposers,
+    )
+
+
+def _open_border(
+    config: EngineConfig,
+    plan: MemoryPlan,
+    kv: KvBlocks,
+    tiers: AdapterTiers,
+    scheduler: Scheduler,
+    costs: StepCosts,
+    clock: Callable[[], float],
+) -> Border | None:
+    if plan.border is None:
+        return None
+    (index,) = (index for index, group in enumerate(plan.kv_groups) if group.may_move)
+    return Border(
+        plan.border,
+        kv=kv,
+        block_bytes=plan.kv_block_bytes[index],
+        block_size=config.kv_block_size,
+        manager=tiers.manager,
+        scheduler=scheduler,
+        costs=costs,
+        clock=clock,
     )
 
 

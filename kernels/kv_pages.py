@@ -7,6 +7,7 @@ model's own dtype. The Triton kernels read and write `data` and `scales` directl
 from __future__ import annotations
 
 import math
+import mmap
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -190,9 +191,12 @@ def make_pages(
 def allocate_zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    # From calloc, which touches no page, where torch would fill them.
-    untouched = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(untouched).view(dtype).view(size)
+    # From calloc, which touches no page, where torch would fill them. They begin with a page, so
+    # that blocks of whole pages can be given back as a whole.
+    num_bytes = math.prod(size) * dtype.itemsize
+    untouched = np.zeros(num_bytes + mmap.PAGESIZE, dtype=np.uint8)
+    start = -untouched.ctypes.data % mmap.PAGESIZE
+    return torch.from_numpy(untouched[start : start + num_bytes]).view(dtype).view(size)
 
 
 def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor | None) -> None:

@@ -77,8 +77,9 @@ async def _residents(runtime: Runtime, stats: EngineStats) -> list[ResidentView]
 def _tiers(runtime: Runtime, stats: EngineStats) -> list[TierView]:
     info, held = runtime.engine.info, stats.adapter_tiers.bytes_by_tier
     disk = runtime.fetcher_stats().disk
+    arena_bytes = stats.arena_bytes or info.arena_bytes  # before the first snapshot none is known
     return [
-        TierView(Tier.DEVICE, held.get(Tier.DEVICE, 0), info.arena_bytes),
+        TierView(Tier.DEVICE, held.get(Tier.DEVICE, 0), arena_bytes),
         TierView(Tier.HOST, held.get(Tier.HOST, 0), info.host_cache_bytes),
         TierView(Tier.DISK, disk.used_bytes, disk.capacity_bytes),
     ]

@@ -32,6 +32,8 @@ _GAUGES = {
         "prefix_cache_disk_off",
         "1 if the disk failed and holds no prefixes until the engine restarts.",
     ),
+    "arena_bytes": ("arena_bytes", "Size of the arena, which holds the adapters on the device."),
+    "kv_cache_bytes": ("kv_cache_bytes", "Size of the KV blocks in use and free."),
     "kv_usage": (
         "kv_usage_ratio",
         "Share of used KV blocks, of the fullest pool.",
@@ -86,6 +88,10 @@ _COUNTERS = {
     "num_disk_waits_given_up": (
         "prefix_cache_disk_waits_given_up",
         "Sequences that computed what the disk did not read in time.",
+    ),
+    "num_border_moves": (
+        "memory_border_moves",
+        "Moves of the border between arena and KV cache.",
     ),
     "num_adapter_loads": ("adapter_loads", "Adapters copied to the device."),
 }

@@ -47,7 +47,7 @@ async def _map_of(link: ReplicaLink) -> SeenMap | None:
         return None
     content = ServerMap(
         device=info.device,
-        arena_bytes=info.arena_bytes,
+        arena_bytes=mapped.arena_bytes,
         kv_block_size=info.kv_block_size,
         host_capacity_bytes=info.host_cache_bytes,
         disk_capacity_bytes=0,

@@ -103,7 +103,7 @@ class ServerMemories(Memories):
         info, disk = self._engine.info, self._disk_stats()
         return ServerMap(
             device=info.device,
-            arena_bytes=info.arena_bytes,
+            arena_bytes=mapped.arena_bytes,
             kv_block_size=info.kv_block_size,
             host_capacity_bytes=info.host_cache_bytes,
             disk_capacity_bytes=disk.capacity_bytes,

@@ -35,11 +35,17 @@ class BlockPool:
         self.on_reuse = on_reuse
         self._ref_counts = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self._first, num_blocks))
+        self._withdrawn: list[int] = []
 
     @property
     def num_usable(self) -> int:
-        """The maximum number of blocks that one sequence can hold."""
-        return self.num_blocks - self._first
+        """The maximum number of blocks that one sequence can hold now."""
+        return self.num_blocks - self._first - len(self._withdrawn)
+
+    @property
+    def num_withdrawn(self) -> int:
+        """Blocks that are out of use."""
+        return len(self._withdrawn)
 
     @property
     def num_free(self) -> int:
@@ -68,6 +74,24 @@ class BlockPool:
                 self.on_reuse(block_id)
         return block_ids
 
+    def withdraw(self, count: int) -> list[int]:
+        """Take free blocks out of use, those that would be reused first; there must be as many."""
+        block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
+        self._withdrawn += block_ids
+        for block_id in block_ids:
+            if self.on_reuse:
+                self.on_reuse(block_id)
+        return block_ids
+
+    def restore(self, count: int) -> None:
+        """Take withdrawn blocks into use again, before any other free block; there must be as
+        many."""
+        assert count <= len(self._withdrawn), "only what was withdrawn is restored"
+        for _ in range(count):
+            block_id = self._withdrawn.pop()
+            self._free[block_id] = None
+            self._free.move_to_end(block_id, last=False)
+
     def share(self, block_ids: Iterable[int]) -> None:
         """Add a holder to blocks whose content is reused."""
         for block_id in block_ids:
@@ -95,7 +119,11 @@ class BlockPool:
             self._free.move_to_end(block_id, last=False)
 
     def check_integrity(self) -> None:
-        """Assert that every block is either free or held, and that no count is negative."""
+        """Assert that every block in use is either free or held, no other is either, and no count
+        is negative."""
+        assert not any(
+            block_id in self._free or self._ref_counts[block_id] for block_id in self._withdrawn
+        ), "a withdrawn block is in use"
         held = sum(1 for count in self._ref_counts[self._first :] if count > 0)
         assert min(self._ref_counts, default=0) >= 0, "a reference count is negative"
         assert held + len(self._free) == self.num_usable, (

@@ -84,6 +84,8 @@ class KvBlocks:
         )
         self.num_fetched_tokens = 0
         """Those of prefixes that were copied from the host instead of computed."""
+        self.num_lost_blocks = 0
+        """Blocks of prefixes that are computed again, and were among the groups' `ghosts`."""
         self.holds_states = any(group.holds_states for group in groups)
         """Whether no step may compute tokens of an unfinished block together with others."""
         self._has_open_blocks = num_open_slots is not None
@@ -151,6 +153,9 @@ class KvBlocks:
             prefixes = seq.chain[:longest]
             if num_tokens and pays(num_tokens, [g.num_to_fetch(prefixes) for g in self.groups]):
                 num_blocks, seq.num_to_fetch = longest, num_tokens
+        self.num_lost_blocks += self._prefixes.take_ghosts(
+            seq.chain, namespace, token_ids, num_blocks
+        )
         for group in self.groups:
             group.take_prefix(seq, seq.chain[:num_blocks])
             if self.disk is not None:
@@ -398,7 +403,7 @@ class KvBlocks:
         step."""
         if eviction:
             num_blocks = eviction.num_blocks(0, 0, num_tokens)
-            return all(num_blocks <= group.pool.num_usable for group in self.groups)
+            return all(num_blocks <= group.num_lasting for group in self.groups)
         return all(group.fits_alone(num_tokens, chunk) for group in self.groups)
 
     def share(self, seq: SequenceBlocks) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, assert_never
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...adapters.untouched import give_back_rows, use_small_pages
 from ...kernels.kv_groups import SPARE_SLOT
 from ...kernels.kv_pages import GatherBuffer, KeyPrefix, KvPages, stack_pages, vector_bytes
 from ..config import KvDtype
@@ -21,6 +22,7 @@ from .layout import (
     CopyBlock,
     EraseOnDisk,
     FromDisk,
+    GiveBackBlocks,
     KvGroup,
     KvOperation,
     SwapIn,
@@ -151,13 +153,16 @@ class KvCache:
             for (num_heads, dim), parts in _parts_by_size(group, shapes).items():
                 stack = stack_pages(
                     len(parts),
-                    (group.num_blocks + has_spare_blocks, block_size, num_heads, dim),
+                    (group.num_reserved + has_spare_blocks, block_size, num_heads, dim),
                     dtype=kv_format.dtype,
                     code_dtype=kv_format.code_dtype,
                     device=device,
                 )
                 pages.update(zip(parts, stack.pages, strict=True))
                 tensors += stack.tensors
+            if group.may_move:
+                for tensor in tensors:
+                    use_small_pages(tensor)
             self._tensors.append(tensors)
         self.keys = {part.layer: own for part, own in pages.items() if part.is_key}
         """By layer, of those that attend."""
@@ -247,6 +252,8 @@ class KvCache:
                         self._land()
                     assert self.disk is not None, "there is no disk to write or read"
                     self.disk.execute(operation, self._tensors, self._host_tensors)
+                case GiveBackBlocks(group, block_ids):
+                    self._give_back(group, block_ids)
                 case _:
                     assert_never(operation)
 
@@ -308,6 +315,13 @@ class KvCache:
         index = self._index(block_ids)
         for tensor in self._tensors[group]:
             tensor.index_fill_(1, index, 0)
+
+    def _give_back(self, group: int, block_ids: Sequence[int]) -> None:
+        """Return the pages of these blocks to the system, neighbours together."""
+        runs = list(_runs(sorted(block_ids)))
+        for tensor in self._tensors[group]:
+            for layer in tensor:
+                give_back_rows(layer, runs)
 
     def _clear_open(self, tables: Sequence[BlockTable], start: int, end: int) -> None:
         """Zero positions of open blocks, and the codes that were computed with them. The codes are
@@ -381,6 +395,17 @@ def _parts_by_size(
         for is_key, dim in zip((True, False), shape.stored_dims, strict=False):
             parts[shape.num_heads, dim].append(_Part(layer, is_key))
     return parts
+
+
+def _runs(block_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The half-open ranges of neighbours among these sorted block ids."""
+    start = previous = block_ids[0]
+    for block_id in block_ids[1:]:
+        if block_id != previous + 1:
+            yield start, previous + 1
+            start = block_id
+        previous = block_id
+    yield start, previous + 1
 
 
 def _host_tensor(like: Tensor, num_slots: int) -> Tensor:

@@ -9,10 +9,20 @@ from typing import Protocol
 
 import numpy as np
 
+from ...adapters.ghosts import Ghosts
 from ...adapters.identity import AdapterKey
 from .block_pool import NULL_BLOCK, BlockPool
 from .host_slots import HostSlots
-from .layout import CopyBlock, KvGroup, OperationLog, SwapIn, SwapOut, ZeroBlocks, num_blocks_for
+from .layout import (
+    CopyBlock,
+    GiveBackBlocks,
+    KvGroup,
+    OperationLog,
+    SwapIn,
+    SwapOut,
+    ZeroBlocks,
+    num_blocks_for,
+)
 from .open_slots import OpenSlots
 from .prefix_cache import CachedBlocks, Prefix
 from .sequence_blocks import NO_BLOCKS, BlockTable, SequenceBlocks, block_table
@@ -50,13 +60,15 @@ class GroupBlocks:
         self.index = index
         self.layout = layout
         self.num_sink_blocks = layout.num_sink_blocks(block_size)
-        self.pool = BlockPool(layout.num_blocks)
+        self.pool = BlockPool(layout.num_reserved)
+        self.pool.withdraw(layout.num_more)
         self.cached = CachedBlocks(self.pool)
+        self.cached.on_evict = self._note_evicted
+        self.ghosts: Ghosts[bytes] = Ghosts()
+        """The prefixes that were evicted last, and are not on host or disk; sizes in blocks."""
         self.host = HostSlots(num_swap_slots, tenant_cap=tenant_cap)
         self.num_fetched = 0
         """Blocks copied back from the host."""
-        if num_swap_slots:
-            self.cached.on_evict = self._keep_on_host
         self.disk: Disk | None = None
         """Where published blocks are written to as well."""
         self.open = None if num_open_slots is None else OpenSlots(num_open_slots)
@@ -69,6 +81,11 @@ class GroupBlocks:
     # --- sizes ------------------------------------------------------------------------------------
 
     @property
+    def num_lasting(self) -> int:
+        """The blocks that the pool never loses."""
+        return self.layout.num_usable - self.layout.num_less
+
+    @property
     def used_fraction(self) -> float:
         """The share of the blocks that sequences hold."""
         return 1 - self.pool.num_free / self.pool.num_usable
@@ -78,13 +95,13 @@ class GroupBlocks:
         step."""
         if self.fits_alone(sys.maxsize, chunk):
             return sys.maxsize
-        return self.pool.num_usable * self._block_size
+        return self.num_lasting * self._block_size
 
     def fits_alone(self, num_tokens: int, chunk: int) -> bool:
         """Whether a sequence that runs alone can have `num_tokens`, with `chunk` tokens per
         step."""
         peak = self.layout.peak_blocks(num_tokens, chunk, self._block_size)
-        return peak <= self.pool.num_usable
+        return peak <= self.num_lasting
 
     def num_held(self, seq: SequenceBlocks) -> int:
         """The number of device blocks; for a swapped sequence, those it will need."""
@@ -300,6 +317,17 @@ class GroupBlocks:
         for slot in slots:
             self._operations.keep(self.index, NULL_BLOCK, slot)
 
+    # --- the border -------------------------------------------------------------------------------
+
+    def withdraw(self, count: int) -> None:
+        """Take free blocks out of use and give their memory back; there must be as many."""
+        if block_ids := self.pool.withdraw(count):
+            self._operations.add(GiveBackBlocks(self.index, tuple(block_ids)))
+
+    def restore(self, count: int) -> None:
+        """Take withdrawn blocks into use again; there must be as many."""
+        self.pool.restore(count)
+
     # --- swapping ---------------------------------------------------------------------------------
 
     def num_to_swap(self, seq: SequenceBlocks, num_blocks: int) -> int:
@@ -418,11 +446,20 @@ class GroupBlocks:
         self.pool.free([source])
         return target
 
-    def _keep_on_host(self, prefix: Prefix, block_id: int) -> None:
-        """Copy a prefix whose block is about to be given other content."""
-        slot = self.host.store(prefix)
+    def _note_evicted(self, prefix: Prefix, block_id: int) -> None:
+        """Copy a prefix whose block is about to be given other content to the host, if that has
+        room for it."""
+        slot = self.host.store(prefix) if self.host.num_slots else None
         if slot is not None:
             self._operations.keep(self.index, block_id, slot)
+        elif self.ghosts.depth and not self._is_below(prefix):
+            self.ghosts.add(prefix.key, 1)
+
+    def _is_below(self, prefix: Prefix) -> bool:
+        """Whether the host or the disk has it."""
+        if self.host.find(prefix) is not None:
+            return True
+        return self.disk is not None and self.disk.find(self.index, prefix) is not None
 
     def _replace(self, seq: SequenceBlocks, start: int, block_ids: Sequence[int]) -> None:
         """Put these blocks into the table from index `start` on."""

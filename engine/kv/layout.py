@@ -45,10 +45,24 @@ class KvGroup:
     holds_states: bool = False
     """A block holds the layers' states after the last computed one of its tokens, instead of an
     entry for each token."""
+    num_more: int = 0
+    """Further blocks that the pool may get while it serves, from the adapters' memory."""
+    num_less: int = 0
+    """Blocks that the pool may lose while it serves, to the adapters' memory."""
 
     @property
     def num_usable(self) -> int:
         return self.num_blocks - 1
+
+    @property
+    def may_move(self) -> bool:
+        """Whether blocks come and go while the pool serves."""
+        return bool(self.num_more or self.num_less)
+
+    @property
+    def num_reserved(self) -> int:
+        """Blocks with an address, and the null block."""
+        return self.num_blocks + self.num_more
 
     def num_sink_blocks(self, block_size: int) -> int:
         return num_blocks_for(self.sinks, block_size)
@@ -147,7 +161,17 @@ class EraseOnDisk:
     adapter: AdapterKey
 
 
-KvOperation = ZeroBlocks | CopyBlock | SwapOut | SwapIn | ToDisk | FromDisk | EraseOnDisk
+@dataclass(frozen=True, slots=True)
+class GiveBackBlocks:
+    """Return the memory of blocks that are out of use, and read as zeros from now on."""
+
+    group: int
+    block_ids: tuple[int, ...]
+
+
+KvOperation = (
+    ZeroBlocks | CopyBlock | SwapOut | SwapIn | GiveBackBlocks | ToDisk | FromDisk | EraseOnDisk
+)
 """Executed in the order in which they were queued, before the step's forward pass."""
 
 

@@ -61,6 +61,21 @@ class SharedPrefixes:
             prefix = self._hasher.prefix(chain, each, namespace, token_ids)
         return prefix
 
+    def take_ghosts(
+        self,
+        chain: list[Prefix],
+        namespace: CacheNamespace,
+        token_ids: Sequence[int],
+        num_cached: int,
+    ) -> int:
+        """The number of blocks of these tokens after the first `num_cached` that were evicted a
+        short while ago. Each eviction is counted once."""
+        for index in range(num_cached, (len(token_ids) - 1) // self._block_size):
+            prefix = self._hasher.prefix(chain, index, namespace, token_ids)
+            if not sum(group.ghosts.take(prefix.key) for group in self._groups):
+                return index - num_cached
+        return max((len(token_ids) - 1) // self._block_size - num_cached, 0)
+
     def publish(
         self,
         seq: SequenceBlocks,

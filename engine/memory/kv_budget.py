@@ -46,6 +46,10 @@ class KvDemand:
         is_negotiable = self.sees_all and self.config.max_model_len is None
         return 1 if is_negotiable else self._peak(self.max_model_len)
 
+    def held(self, num_tokens: int) -> int:
+        """The blocks of a sequence of `num_tokens` tokens that runs alone, one block per step."""
+        return self._peak(num_tokens)
+
     def wanted(self, num_tokens: int) -> int:
         """Blocks of a full batch of sequences of `num_tokens` tokens, amid a step of prefill."""
         config, size = self.config, self.config.kv_block_size

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...adapters.block import ALIGNMENT_ELEMENTS
+from ...adapters.untouched import CAN_GIVE_BACK
 from ..config import EngineConfig
 from ..errors import InsufficientMemory
 from ..kv.layout import KvGroup
+from .border_plan import ARENA_UNIT_BYTES, plan_border
+from .budget import Bounds
 from .demands import BaseDemand, ProposerDemand
 from .device_memory import DeviceMemory
 from .kv_budget import (
@@ -43,8 +45,6 @@ MAX_HOST_ARENA_BYTES = 4 << 30
 once they hold an adapter."""
 HOST_KV_FRACTION = 0.5
 """The part of the host's memory after all this that KV blocks get, if the operator sets no size."""
-ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
-"""The remainder of such a unit could hold no adapter of any dtype, and would count as used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class MemoryPlan:
     """The arithmetic, for the operator."""
     num_draft_blocks: int = 0
     """Blocks of the KV cache of a draft model or an EAGLE head."""
+    border: Bounds | None = None
+    """How far the border between the arena and the KV cache may move; None: it is fixed."""
     num_open_slots: int | None = None
     """Per group, the blocks that can be open at once, if complete blocks are quantized."""
 
@@ -88,22 +90,49 @@ def plan_memory(
     shortage = _shortage(pools, config, memory, base, proposers)
     num_blocks = _divide_kv(pools, base, [shortage, *lines] if shortage else lines)
     lines += map(KvDemand.line, base.kv, num_blocks)
+    groups = tuple(
+        replace(demand.group, num_blocks=count + 1)
+        for demand, count in zip(base.kv, num_blocks, strict=True)
+    )
+    max_model_len = _longest(base, num_blocks, config.kv_block_size)
+    border = None
+    if _may_move(config, memory, base, proposers):
+        border, groups = plan_border(pools.arena, base.kv, groups, max_model_len)
+    if border is not None:
+        lines.append(_border_line(border))
     if config.swap_bytes:
         lines.append(f"swap space on the host {_mib(config.swap_bytes)}")
     if memory.is_host:
         lines.append(_HOST_LINE)
     return MemoryPlan(
         arena_bytes=pools.arena,
-        kv_groups=tuple(
-            replace(demand.group, num_blocks=count + 1)
-            for demand, count in zip(base.kv, num_blocks, strict=True)
-        ),
+        kv_groups=groups,
         kv_block_bytes=tuple(demand.bytes_per_block for demand in base.kv),
         num_swap_slots=divide_swap(config.swap_bytes, base.kv, num_blocks),
-        max_model_len=_longest(base, num_blocks, config.kv_block_size),
+        max_model_len=max_model_len,
+        border=border,
         lines=lines,
         num_draft_blocks=pools.num_draft_blocks,
         num_open_slots=base.kv[0].num_open_slots,
+    )
+
+
+def _may_move(
+    config: EngineConfig, memory: DeviceMemory, base: BaseDemand, proposers: ProposerDemand
+) -> bool:
+    """Whether the border may move: the operator fixed no side, and the pools can give memory
+    back."""
+    is_fixed = config.arena_bytes is not None or config.kv_cache_bytes is not None
+    can_give_back = memory.is_host and CAN_GIVE_BACK and config.num_ranks == 1
+    has_other_pools = proposers.kv_block_bytes or open_bytes_of(base.kv)
+    return can_give_back and not is_fixed and not has_other_pools
+
+
+def _border_line(border: Bounds) -> str:
+    return (
+        f"the border between arena and KV cache moves with the load: "
+        f"arena {_mib(border.least_adapters)} to {_mib(border.most_adapters)}; "
+        "set --arena-gib or --kv-cache-gib to fix it"
     )
 
 

@@ -89,5 +89,7 @@ class MemoryMap:
     """Free bytes of the arena."""
     largest_free_bytes: int
     host_used_bytes: int
+    arena_bytes: int = 0
+    """The size of the arena now; see `EngineInfo.arena_bytes`."""
     ranks: list[RankStats] = field(default_factory=list)
     """See `EngineStats.ranks`."""

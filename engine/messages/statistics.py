@@ -149,5 +149,11 @@ class EngineStats:
     """Requests that computed what the disk did not read in time."""
     num_disks_off: int = 0
     """1 if the disk has failed: no prefix is written or read any more."""
+    arena_bytes: int = 0
+    """The size of the arena now."""
+    kv_cache_bytes: int = 0
+    """The size of the KV blocks that requests and prefixes can have now."""
+    num_border_moves: int = 0
+    """How often the border between the two was moved by a step."""
     ranks: list[RankStats] = field(default_factory=list)
     """The processes of a tensor-parallel group, in the order of the ranks; empty without one."""

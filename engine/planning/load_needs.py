@@ -13,9 +13,10 @@ from ...adapters.block import BlockPlan
 from ..config import EngineConfig
 from ..errors import InvalidParameter, UnsupportedModel
 from ..kv.groups import LayerKvShape
+from ..memory.border_plan import ARENA_UNIT_BYTES
 from ..memory.kv_budget import KvDemand, open_bytes_of, wanted_bytes
 from ..memory.kv_demands import kv_demands, kv_groups
-from ..memory.plan import ARENA_UNIT_BYTES, RESERVE_FRACTION
+from ..memory.plan import RESERVE_FRACTION
 from ..model.base_stages import merge_shapes
 from ..model.expected_base import ExpectedBase, expect_base
 from ..tuning.trainer_needs import RecipeLimits, trainer_needs

@@ -16,7 +16,15 @@ import numpy as np
 from ...adapters.extents import Extent, Placement
 from ...adapters.identity import AdapterKey
 from ..config import EngineConfig
-from ..kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from ..kv.layout import (
+    CopyBlock,
+    GiveBackBlocks,
+    KvGroup,
+    KvOperation,
+    SwapIn,
+    SwapOut,
+    ZeroBlocks,
+)
 from ..kv.sequence_blocks import BlockTable
 from ..messages import RankStats
 from ..shards.rank_pulses import Pulse
@@ -330,6 +338,8 @@ def kv_command(operation: KvOperation) -> ZeroKv | CopyKv | SwapKvOut | SwapKvIn
             return SwapKvOut(operation)
         case SwapIn():
             return SwapKvIn(operation)
+        case GiveBackBlocks():
+            raise AssertionError("in a group of ranks the border is fixed")
         case _:
             raise AssertionError("a group of ranks has no prefixes on disk")
 

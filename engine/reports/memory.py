@@ -39,6 +39,7 @@ def map_memory(
         lines=_lines(scheduler, group),
         free_bytes=tiers.free_bytes,
         largest_free_bytes=tiers.largest_free_bytes,
+        arena_bytes=manager.arena_bytes,
         host_used_bytes=tiers.bytes_by_tier[Tier.HOST],
     )
 

@@ -96,6 +96,12 @@ class Statistics:
             num_blocks_to_host=sum(group.host.num_stored for group in parts.kv.groups),
             num_blocks_from_host=sum(group.num_fetched for group in parts.kv.groups),
             num_host_cached_tokens=parts.kv.num_fetched_tokens,
+            arena_bytes=manager.arena_bytes,
+            kv_cache_bytes=sum(
+                num_bytes * parts.kv.num_usable(group)
+                for group, num_bytes in enumerate(parts.plan.kv_block_bytes)
+            ),
+            num_border_moves=parts.border.num_moves if parts.border else 0,
             ranks=self._ranks.read(),
             **self._disk(),
         )

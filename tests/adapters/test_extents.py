@@ -140,3 +140,24 @@ class ExtentMachine(RuleBasedStateMachine):
 
 TestExtentMachine = ExtentMachine.TestCase
 TestExtentMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_resized_array_keeps_what_is_allocated() -> None:
+    allocator = ExtentAllocator(20)
+    first = allocator.allocate(8)
+    allocator.resize(30)
+    allocator.check()
+    assert allocator.largest_free == 22
+    allocator.resize(8)
+    allocator.check()
+    assert (allocator.num_free, first) == (0, Extent(0, 8))
+    allocator.resize(12)
+    allocator.check()
+    assert allocator.allocate(4) == Extent(8, 4)
+
+
+def test_what_is_allocated_is_not_taken_away() -> None:
+    allocator = ExtentAllocator(20)
+    allocator.allocate(8)
+    with pytest.raises(AssertionError):
+        allocator.resize(7)

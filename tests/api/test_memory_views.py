@@ -46,6 +46,7 @@ def make_map() -> SeenMap:
         free_bytes=70,
         largest_free_bytes=70,
         host_used_bytes=60,
+        arena_bytes=100,
         ranks=[RankStats(rank, 1000, 500, 64, 100, 30, 100, 60) for rank in (0, 1)],
     )
     content = ServerMap(

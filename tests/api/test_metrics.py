@@ -70,6 +70,9 @@ STATS = EngineStats(
     num_disk_misreads=58,
     num_disk_waits_given_up=59,
     num_disks_off=1,
+    arena_bytes=61,
+    kv_cache_bytes=62,
+    num_border_moves=63,
     utilization=UtilizationStats(15.0, 16.0, 17.0, 0.5, 0.25, 18.0, 19.0),
     tenant_service=[("acme", 20), (OTHER_TENANTS, 21)],
     adapter_tiers=AdapterTierStats(
@@ -209,6 +212,9 @@ def test_adapters_are_counted_by_where_they_are(recorded: Recorded) -> None:
 
 def test_the_engines_figures_are_passed_on(recorded: Recorded) -> None:
     assert recorded.value("kv_usage_ratio") == 0.75
+    assert recorded.value("arena_bytes") == 53
+    assert recorded.value("kv_cache_bytes") == 54
+    assert recorded.value("memory_border_moves_total") == 55
     assert recorded.value("prefix_cache_query_tokens_total") == 13
     assert recorded.value("prefix_cache_hit_tokens_total") == 7
     assert recorded.value("memory_bandwidth_utilization_ratio") == 0.5

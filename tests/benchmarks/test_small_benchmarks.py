@@ -25,6 +25,7 @@ from benchmarks import (
     bench_admission,
     bench_api,
     bench_api_pairs,
+    bench_border,
     bench_calibrated_experts,
     bench_cpu_attention,
     bench_cpu_experts,
@@ -119,6 +120,21 @@ def test_goodput_under_overload_is_measured_with_and_without_a_target(
     ratio = report["goodput_over_capacity_with_target"]
     capacity = report["capacity_requests_per_second"]
     assert ratio == pytest.approx(bound["goodput, requests/s"] / capacity)
+
+
+def test_the_moving_border_is_compared_with_every_fixed_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_border, "PARTS", (1 / 8, 3 / 4))
+    assert bench_border.main(["--seconds", "8", "--turn", "2"]) in (0, 1)
+    rows = last_line(capsys)["rows"]
+    assert list(rows) == list(bench_border.TRAFFICS)
+    for row in rows.values():
+        assert row["best_fixed_ms"] == min(row["fixed_ms"].values())
+        assert row["ratio"] == pytest.approx(row["moving_ms"] / row["best_fixed_ms"], rel=0.01)
+    many = rows["many adapters"]
+    assert many["fixed_ms"]["0.75"] < many["fixed_ms"]["0.125"]
+    assert many["moves"] > 0
 
 
 @pytest.mark.usefixtures("garbage_collection")

@@ -87,3 +87,20 @@ def test_counts_agree_after_any_walk() -> None:
         pool.check_integrity()
         holders = Counter(chain.from_iterable(held))
         assert all(pool.ref_count(block_id) == holders[block_id] for block_id in range(1, 20))
+
+
+def test_withdrawn_blocks_are_out_of_use_until_they_are_restored() -> None:
+    reused: list[int] = []
+    pool = BlockPool(6, on_reuse=reused.append)
+    held = pool.allocate(2)
+    assert held == [1, 2]
+    reused.clear()
+    assert pool.withdraw(2) == [3, 4]
+    assert reused == [3, 4]  # their content is gone
+    assert (pool.num_usable, pool.num_free, pool.num_withdrawn) == (3, 1, 2)
+    pool.check_integrity()
+    assert pool.allocate(2) is None
+    pool.restore(1)
+    assert pool.num_usable == 4
+    assert pool.allocate(1) == [4]
+    pool.check_integrity()

@@ -320,3 +320,47 @@ def test_room_is_planned_for_the_steps_in_flight_that_a_device_has_unless_told(
 ) -> None:
     config = EngineConfig("base", **settings)
     assert num_steps_in_flight(config, device) == expected
+
+
+def test_on_the_host_the_border_between_arena_and_kv_may_move() -> None:
+    plan = plan_for(EngineConfig("m", host_cache_bytes=200 * MIB), HOST)
+    (group,), border = plan.kv_groups, plan.border
+    assert border is not None
+    assert border.total == plan.arena_bytes + group.num_usable * MIB
+    assert border.least_adapters == border.total // 16 // 256 * 256
+    # The cache keeps a sequence of the whole length, and grows to all but the arena's floor.
+    assert (group.num_usable - group.num_less) * 16 == plan.max_model_len == 1600
+    assert border.most_adapters == border.total - 100 * MIB
+    assert group.num_usable + group.num_more == (border.total - border.least_adapters) // MIB
+    assert any("border" in line for line in plan.lines)
+
+
+def test_the_kv_cache_grows_to_no_more_than_two_full_batches() -> None:
+    config = EngineConfig("m", host_cache_bytes=200 * MIB, max_num_seqs=1)
+    plan = plan_for(config, HOST)
+    (group,) = plan.kv_groups
+    assert group.num_usable + group.num_more == 2 * 100
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"arena_bytes": 100 * MIB}, {"kv_cache_bytes": 300 * MIB}], ids=["arena", "kv"]
+)
+def test_an_operator_who_sets_a_side_fixes_the_border(sizes: dict[str, Any]) -> None:
+    plan = plan_for(EngineConfig("m", host_cache_bytes=200 * MIB, **sizes), HOST)
+    assert plan.border is None
+    assert not any(group.may_move for group in plan.kv_groups)
+
+
+def test_the_border_is_fixed_where_memory_cannot_be_given_back() -> None:
+    assert plan_for(EngineConfig("m")).border is None  # on the device
+    draft = ProposerDemand(model_bytes=30 * MIB, kv_block_bytes=MIB // 2)
+    assert plan_for(EngineConfig("m", host_cache_bytes=MIB), HOST, proposers=draft).border is None
+    group = EngineConfig("m", host_cache_bytes=MIB, tensor_parallel_size=2)
+    assert plan_for(group, HOST).border is None
+
+
+def test_windows_keep_their_blocks_while_the_border_moves() -> None:
+    windowed = KvGroup((1,), AttentionWindow(64), 0, 2)
+    whole = KvGroup((0,), None, 0, 2)
+    plan = plan_for(EngineConfig("m", host_cache_bytes=200 * MIB), HOST, windowed, whole)
+    assert [group.may_move for group in plan.kv_groups] == [False, True]

@@ -16,6 +16,7 @@ from loraplex.engine.kv.layout import (
     CopyBlock,
     EraseOnDisk,
     FromDisk,
+    GiveBackBlocks,
     KvGroup,
     KvOperation,
     SwapIn,
@@ -95,7 +96,9 @@ class FakeDevice:
             disk.flush = self.flush
         self._groups = groups
         self._block_size = block_size
-        self.cells = [[ZERO] * (group.num_blocks * block_size) for group in groups]
+        self.cells = [[ZERO] * (group.num_reserved * block_size) for group in groups]
+        self.touched: list[set[int]] = [set() for _ in groups]
+        """By group, the blocks that take memory: those filled since they were given back."""
         self.slots: list[dict[int, list[int]]] = [{} for _ in groups]
         self.counts: Counter[str] = Counter()
         self.num_moved_blocks = 0
@@ -129,9 +132,22 @@ class FakeDevice:
             if isinstance(operation, SwapOut | SwapIn)
         )
         self.on_the_way += moved(operations)
+        for operation in operations:
+            self._touch(operation)
         self.launch(lambda: self._execute(operations))
         if any(map(_waits_for_copies, operations)):
             self.flush()
+
+    def _touch(self, operation: KvOperation) -> None:
+        """Note whose memory an operation takes, or gives back."""
+        match operation:
+            case ZeroBlocks(group, block_ids) | SwapIn(group, _, block_ids):
+                self.touched[group].update(block_ids)
+            case CopyBlock(group, _, target):
+                self.touched[group].add(target)
+            case GiveBackBlocks(group, block_ids):
+                self.touched[group].difference_update(block_ids)
+                self.counts["given_back"] += 1
 
     def _execute(self, operations: Sequence[KvOperation]) -> None:
         self.on_the_way -= moved(operations)
@@ -153,6 +169,9 @@ class FakeDevice:
                     self.counts["swaps_in"] += 1
                 case ToDisk() | FromDisk() | EraseOnDisk():
                     self._use_disk(operation)
+                case GiveBackBlocks(group, block_ids):
+                    for block_id in block_ids:
+                        self._set_block(group, block_id, [ZERO] * self._block_size)
                 case _:
                     assert_never(operation)
 

@@ -30,6 +30,7 @@ from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.manager import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
+from .border import open_border
 from .contents import STOP_TOKEN, Contents
 from .device import FakeDevice
 from .disk import FakeDisk
@@ -56,7 +57,8 @@ class SimulatedEngine:
         disk: FakeDisk | None,
     ) -> None:
         self.device = FakeDevice(scenario.groups, scenario.limits.block_size, disk)
-        self.arena = FakeArena(scenario.arena_cells)
+        most_bytes = scenario.border.most_adapters if scenario.border else 0
+        self.arena = FakeArena(scenario.arena_cells, most_bytes // FakeArena.element_bytes)
         self.host = FakeHost(scenario.host_cells)
         self.loaders = ManualLoaders()
         self.manager: AdapterManager[FakeBlock] = AdapterManager(
@@ -87,6 +89,18 @@ class SimulatedEngine:
             clock=clock,
             drafts=self.draft_tokens,
         )
+        self.border = None
+        if scenario.border:
+            self.border = open_border(
+                scenario.border,
+                seed=scenario.seed,
+                block_size=scenario.limits.block_size,
+                kv=self.kv,
+                manager=self.manager,
+                scheduler=self.scheduler,
+                costs=self.costs,
+                clock=clock,
+            )
         self.forward = FakeForward(self.device, self.arena, self.contents, self.scheduler.requests)
         self.execution = Execution(
             runner=self.forward,
@@ -203,6 +217,8 @@ class SimulatedEngine:
         """One iteration; returns the batch that was launched. Its time is not taken yet: see
         `observe`. Raises DeviceCrashed."""
         self.manager.poll()
+        if self.border:
+            self.border.poll()
         self._reap_if_due()
         self.kv.poll_disk()
         self.evicted = self.drains.poll()

@@ -60,7 +60,7 @@ class EvictionChecks:
             self._planner._arena.capacity / len(before.active),
         )
         is_beyond = before.held[tenant_id] + block.num_elements > share
-        for victim, _ in evicted:
+        for victim, _, _ in evicted:
             require(
                 newcomer.is_requested or victim.key not in before.kept,
                 Invariant.PINS,

@@ -25,6 +25,7 @@ from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from loraplex.engine.scheduling.step_costs import StepShape
 from support.block_tables import blocks_of, tables_of
 
+from .border import BLOCK_BYTES
 from .contents import STOP_TOKEN, Contents, End, next_token, values_of_block
 from .device import moved
 from .disk import is_of
@@ -207,7 +208,7 @@ class Checks:
             if submitted.kv_policy:  # for one step it also holds what it compacts to
                 num_blocks += -(-submitted.kv_policy.budget // limits.block_size)
             is_right = _length(submitted) > limits.max_model_len or any(
-                num_blocks > self._kv.num_usable(group) for group in range(self._num_groups)
+                num_blocks > self._kv.groups[group].num_lasting for group in range(self._num_groups)
             )
         else:
             is_full = (
@@ -477,6 +478,7 @@ class Checks:
         )
         self._check_blocks(live)
         self._check_leases(live)
+        self._check_memory()
         self._check_delivery(live)
         self._check_drains()
         self._check_progress(batch)
@@ -579,6 +581,15 @@ class Checks:
             if not is_right:
                 detail = f"{request.request_id} {what}: {tables_of(request.kv)}"
                 raise Violation(Invariant.BLOCKS_CONSERVED, detail)
+
+    def _check_memory(self) -> None:
+        """What is taken never exceeds the memory, at whatever moment of a move."""
+        bounds, arena = self._world.scenario.border, self._engine.arena
+        if bounds is None:
+            return
+        taken = len(self._engine.device.touched[0]) * BLOCK_BYTES
+        taken += arena.capacity * arena.element_bytes
+        require(taken <= bounds.total, Invariant.MEMORY, f"{taken} of {bounds.total} bytes")
 
     def _check_leases(self, live: list[Request]) -> None:
         mine = {request.request_id for request in live if request.lease}

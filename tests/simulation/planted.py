@@ -15,14 +15,15 @@ from unittest import mock
 
 from loraplex.adapters.arena_planner import ArenaPlanner
 from loraplex.adapters.byte_shares import Surplus
+from loraplex.adapters.claims import Claims
 from loraplex.adapters.erasures import Erasures
 from loraplex.adapters.eviction_policy import EvictionPolicy, Newcomer
-from loraplex.adapters.extents import Placement
+from loraplex.adapters.extents import Extent, Placement
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.leases import Leases
 from loraplex.adapters.manager import AdapterManager, Lease
 from loraplex.adapters.moves import Moves
-from loraplex.adapters.record import Record, State
+from loraplex.adapters.record import Departure, Record, State
 from loraplex.adapters.retirements import Retirements
 from loraplex.engine.execution.execution import Execution
 from loraplex.engine.execution.pipeline import Pipeline, StepsInFlight
@@ -45,6 +46,7 @@ from loraplex.engine.kv.prefix_cache import CachedBlocks, CacheNamespace, Prefix
 from loraplex.engine.kv.sequence_blocks import BlockTable, SequenceBlocks, block_table
 from loraplex.engine.kv.shared_prefixes import SharedPrefixes
 from loraplex.engine.kv.state_blocks import StateBlocks
+from loraplex.engine.memory.border import Border
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.adapter_leases import AdapterLeases
 from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
@@ -1165,3 +1167,60 @@ def keeps_the_cache_of_drained_adapters(
     kv, self._kv = self._kv, mock.Mock()
     note(self, request, is_deleted=is_deleted)
     self._kv = kv
+
+
+# --- the border between KV cache and arena --------------------------------------------------------
+
+
+@_plant(Border, "_spare_bytes")
+def gives_the_arena_what_the_cache_still_has(spare: Any, self: Border) -> int:
+    """The blocks are free, so their memory is."""
+    num_bytes: int = spare(self)
+    return num_bytes + self._num_to_spare * self._block_bytes
+
+
+@_plant(GroupBlocks, "withdraw")
+def keeps_the_memory_of_withdrawn_blocks(withdraw: Any, self: GroupBlocks, count: int) -> None:
+    """Nobody uses them."""
+    self.pool.withdraw(count)
+
+
+@_plant(BlockPool, "withdraw")
+def keeps_prefixes_of_withdrawn_blocks(withdraw: Any, self: BlockPool, count: int) -> list[int]:
+    """They are given no new content."""
+    on_reuse, self.on_reuse = self.on_reuse, None
+    block_ids: list[int] = withdraw(self, count)
+    self.on_reuse = on_reuse
+    return block_ids
+
+
+@_plant(BlockPool, "restore")
+def restores_blocks_twice(restore: Any, self: BlockPool, count: int) -> None:
+    """What is free again is no longer withdrawn; somebody will see to that."""
+    withdrawn = list(self._withdrawn)
+    restore(self, count)
+    self._withdrawn[:] = withdrawn
+
+
+@_plant(ArenaPlanner, "clear_withheld")
+def takes_the_end_of_the_arena_away_at_once(clear: Any, self: ArenaPlanner[Any]) -> Any:
+    """Its adapters will be gone soon."""
+    for window in list(self._claims.withheld):
+        self._claims.withheld.clear()
+        self._set_capacity(window.offset)
+    return []
+
+
+@_plant(Claims, "withhold")
+def drops_claims_at_the_end_only(withhold: Any, self: Claims, window: Extent) -> None:
+    """The allocator looks at claims, and the end is nobody's."""
+    for key in [key for key, other in self._windows.items() if window.overlaps(other)]:
+        self.drop(key)
+    self.withheld[:] = [Extent(window.offset, 0)]
+
+
+@_plant(ArenaPlanner, "_evict_excess")
+def evicts_pinned_adapters_for_the_cache(evict: Any, self: ArenaPlanner[Any], capacity: int) -> Any:
+    """The cache needs the memory more."""
+    idle = [record for record in self.occupants if record.is_idle]
+    return self._evict(idle[:1], Departure.KV)

@@ -10,11 +10,13 @@ from random import Random
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.layout import STATE_WINDOW, KvGroup
+from loraplex.engine.memory.budget import Bounds
 from loraplex.engine.messages import LatencyTargets
 from loraplex.engine.model.rope import RotaryContexts
 from loraplex.engine.scheduling.scheduler import SchedulerLimits
 from loraplex.kernels.attention_window import AttentionWindow
 
+from .border import draw_border
 from .device import StepSeconds
 
 ARENA_CELLS = 16
@@ -38,6 +40,8 @@ class Scenario:
     limits: SchedulerLimits
     rotary_contexts: RotaryContexts
     groups: tuple[KvGroup, ...]
+    border: Bounds | None
+    """How far the border between KV blocks and arena moves; None: it is fixed."""
     num_swap_slots: tuple[int, ...]
     num_disk_slots: tuple[int, ...]
     """Per group; empty: no prefix goes to the disk."""
@@ -99,6 +103,7 @@ class Scenario:
             ),
         )
         arena_cells = ARENA_CELLS * rng.choice((1, 2, 2))
+        border, groups = draw_border(seed, groups, arena_cells, -(-max_model_len // block_size))
         tenants, sizes = _draw_tenants(rng, arena_cells)
         num_swap_slots = _draw_swap_slots(rng, groups)
         prefix_caching = rng.random() < 0.8
@@ -108,6 +113,7 @@ class Scenario:
             limits=limits,
             rotary_contexts=_draw_contexts(seed, max_model_len),
             groups=groups,
+            border=border,
             num_swap_slots=num_swap_slots,
             num_disk_slots=_draw_disk_slots(seed, groups) if has_disk else (),
             prefix_caching=prefix_caching,

@@ -30,6 +30,7 @@ class Invariant(StrEnum):
     PRIORITY = (
         "I21 a request gives way only to one of its tenant with a higher priority and less rank"
     )
+    MEMORY = "I22 the KV blocks and the arena together never take more than the memory"
     DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"
 
 

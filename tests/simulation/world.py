@@ -190,7 +190,7 @@ class World:
         if request.deadline is not None:
             order.allowed.add("deadline_exceeded")
         adapter = submitted.adapter
-        if adapter and self.scenario.adapter_sizes[adapter] > self.scenario.arena_cells:
+        if adapter and self.scenario.adapter_sizes[adapter] > self.engine.arena.reserved:
             order.allowed.add("adapter_too_large")
         self.coverage["requests"] += 1
         self.coverage["groups"] += submitted.group_id is not None
@@ -315,6 +315,8 @@ class World:
         coverage["adapter_loads"] += engine.manager.num_loads
         for reason, count in engine.manager.reports.tier_stats().evictions.items():
             coverage[f"departures_{reason}"] += count
+        coverage["border_moves"] += engine.border.num_moves if engine.border else 0
+        coverage["blocks_given_back"] += engine.device.counts["given_back"]
         coverage["moves"] += engine.manager.reports.tier_stats().num_moves
         coverage["leases_reaped"] += engine.manager.reports.tier_stats().num_leases_reaped
         coverage["reaps"] += engine.num_reaps

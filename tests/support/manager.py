@@ -138,9 +138,11 @@ class FakeArena:
 
     element_bytes = 2
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, reserved: int = 0) -> None:
+        """`reserved`: the largest capacity, if that is more."""
         self.extents = ExtentAllocator(capacity)
-        self.cells: list[AdapterKey | None] = [None] * capacity
+        self.reserved = max(reserved, capacity)
+        self.cells: list[AdapterKey | None] = [None] * self.reserved
         self.placements: dict[int, tuple[AdapterKey, Placement]] = {}
         self.published: dict[int, tuple[AdapterKey, int]] = {}
         self._num_placed = 0
@@ -160,6 +162,11 @@ class FakeArena:
     @property
     def largest_free(self) -> int:
         return self.extents.largest_free
+
+    def resize(self, capacity: int) -> None:
+        assert capacity <= self.reserved
+        self.extents.resize(capacity)
+        assert not any(self.cells[self.capacity :]), "what is taken away holds zeros"
 
     def place(
         self,
@@ -232,10 +239,12 @@ class FakeArena:
 class ManagerWorld:
     """An adapter manager with everything around it."""
 
-    def __init__(self, *, arena: int = 10, host: int = 100, num_soon: int = 8) -> None:
+    def __init__(
+        self, *, arena: int = 10, host: int = 100, num_soon: int = 8, reserved: int = 0
+    ) -> None:
         self.now = 100.0
         self.loaders = ManualLoaders()
-        self.arena = FakeArena(arena)
+        self.arena = FakeArena(arena, reserved)
         self.host = FakeHost(host)
         self._wanted: list[AdapterKey] = []
         self._read: list[AdapterKey] = []

@@ -63,22 +63,16 @@ class RunningAgent:
         name: str,
         home: Path,
         authority: Authority,
-<<<<<<< HEAD
         *,
         role: ReplicaRole = ReplicaRole.BOTH,
         config: EngineConfig | None = None,
     ) -> None:
         """`config`: of a real engine; None: a fake one."""
-=======
-        make_config: Callable[[Path], EngineConfig] | None = None,
-    ) -> None:
->>>>>>> disk
         self.name = name
         self._role = role
         self._command = ENGINE_COMMAND if config else FAKE_ENGINE
         self._config = config or EngineConfig(model=str(home), max_num_seqs=8)
         self.home = home
-        self._make_config = make_config
         home.mkdir(exist_ok=True)
         self.port = 0
         self.now = time.monotonic
@@ -88,7 +82,6 @@ class RunningAgent:
     async def start(self) -> None:
         """Start it, with a new incarnation."""
         self.fetcher = FakeFetcher()
-<<<<<<< HEAD
         self.replica = Replica(
             self._config,
             fetcher=self.fetcher,
@@ -96,13 +89,6 @@ class RunningAgent:
             lease=Lease(lambda: self.now()),
             role=self._role,
         )
-=======
-        config, command = EngineConfig(model=str(self.home), max_num_seqs=8), FAKE_ENGINE
-        if self._make_config is not None:
-            config, command = self._make_config(self.home), ENGINE_COMMAND
-        lease = Lease(lambda: self.now())
-        self.replica = Replica(config, fetcher=self.fetcher, command=command, lease=lease)
->>>>>>> disk
         self.agent = Agent(self.replica, context=self._context)
         listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(
@@ -175,12 +161,8 @@ class Table:
 class SmallFleet:
     """Agents, and API servers that read one table."""
 
-    def __init__(
-        self, folder: Path, make_config: Callable[[Path], EngineConfig] | None = None
-    ) -> None:
-        """`make_config`: of real engines, by an agent's folder; None: fake ones."""
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._make_config = make_config
         self._authority = Authority(folder / "fleet")
         self._api_context = api_context(self._authority.issue(API_NAME))
         self.table = Table()
@@ -189,7 +171,6 @@ class SmallFleet:
         """What no version has any more."""
         self._fleets: list[tuple[Fleet, asyncio.Task[None]]] = []
 
-<<<<<<< HEAD
     async def add_agent(
         self,
         name: str,
@@ -199,12 +180,6 @@ class SmallFleet:
         """Start an agent that API servers find in the table; `config` as of `RunningAgent`."""
         agent = self.agents[name] = RunningAgent(
             name, self._folder / name, self._authority, role=role, config=config
-=======
-    async def add_agent(self, name: str) -> RunningAgent:
-        """Start an agent that API servers find in the table."""
-        agent = self.agents[name] = RunningAgent(
-            name, self._folder / name, self._authority, self._make_config
->>>>>>> disk
         )
         await agent.start()
         self.table.rows[name] = _Row(agent)
@@ -245,16 +220,10 @@ class SmallFleet:
 
 
 @asynccontextmanager
-async def running_fleet(
-    folder: Path,
-    *names: str,
-    make_config: Callable[[Path], EngineConfig] | None = None,
-    timeout_seconds: float = TIMEOUT_SECONDS,
-) -> AsyncIterator[tuple[SmallFleet, Fleet]]:
-    """Agents of these names, and an API server for which all of them are ready. `make_config`: see
-    `SmallFleet`."""
-    fleet = SmallFleet(folder, make_config)
-    async with asyncio.timeout(timeout_seconds):
+async def running_fleet(folder: Path, *names: str) -> AsyncIterator[tuple[SmallFleet, Fleet]]:
+    """Agents of these names, and an API server for which all of them are ready."""
+    fleet = SmallFleet(folder)
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         try:
             await asyncio.gather(*(fleet.add_agent(name) for name in names))
             server = fleet.add_api_server()

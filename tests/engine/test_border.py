@@ -1,0 +1,164 @@
+"""The border between KV cache and arena moves while requests are served."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.record import Departure
+from loraplex.engine.memory.border import Border
+from loraplex.engine.memory.budget import Budget
+from loraplex.engine.reports.memory import map_memory
+from support.engine import LocalEngine
+from support.models import make_adapter
+
+MIB = 1 << 20
+NUM_ADAPTERS = 6
+BLOCK_BYTES = 8192
+"""Of 16 tokens of the tiny base in fp32."""
+SHARED = [7 * index % 90 + 3 for index in range(40)]
+
+
+class Swinging(Budget):
+    """Wants the border as far at one end as it goes, then at the other, at every chance."""
+
+    wants_more_for_adapters = True
+
+    def is_due(self, now: float) -> bool:
+        return True
+
+    def _direction(self) -> int:
+        bounds = self.bounds
+        if self.adapter_bytes + bounds.step > bounds.most_adapters:
+            self.wants_more_for_adapters = False
+        if self.adapter_bytes - bounds.step < bounds.least_adapters:
+            self.wants_more_for_adapters = True
+        return 1 if self.wants_more_for_adapters else -1
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> list[Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return [make_adapter(tiny_base, folder / str(seed), seed=seed) for seed in range(NUM_ADAPTERS)]
+
+
+def open_engine(model: Path, folder: Path, **config: object) -> LocalEngine:
+    """In fp32, with a small batch: 32 blocks of KV for a full one."""
+    return LocalEngine(
+        model,
+        folder,
+        dtype="float32",
+        max_model_len=128,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        host_cache_bytes=MIB,
+        **config,
+    )
+
+
+@pytest.fixture
+def moving(tiny_base: Path, tmp_path: Path) -> Iterator[LocalEngine]:
+    """An engine with no fixed border, whose arena holds from two adapters to all."""
+    engine = open_engine(
+        tiny_base, tmp_path, kv_cache_bytes=None, arena_bytes=None, memory_bytes=3 * MIB
+    )
+    yield engine
+    engine.core.close()
+
+
+def border_of(engine: LocalEngine) -> Border:
+    border = engine.core.parts.border
+    assert border is not None
+    return border
+
+
+def serve(engine: LocalEngine, folders: list[Path]) -> list[list[int]]:
+    """The tokens of requests with shared beginnings, for the base and every adapter, some at once,
+    each adapter again and again."""
+    keys: list[AdapterKey | None] = [None, *(engine.add_adapter(folder) for folder in folders)]
+    rng = random.Random(0)
+    tokens = []
+    for _ in range(6):
+        names = [
+            engine.submit(
+                [*SHARED[: rng.choice((16, 33, 40))], rng.randrange(90)],
+                rng.choice(keys),
+                max_tokens=12,
+                ignore_eos=True,
+            )
+            for _ in range(8)
+        ]
+        engine.run()
+        tokens += [engine.answers[name].token_ids for name in names]
+    return tokens
+
+
+def test_moves_of_the_border_change_no_token_and_no_address(
+    tiny_base: Path, adapters: list[Path], moving: LocalEngine, tmp_path: Path
+) -> None:
+    fixed = open_engine(tiny_base, tmp_path, prefix_caching=False)
+    expected = serve(fixed, adapters)
+    fixed.core.close()
+    parts = moving.core.parts
+    border, bounds = border_of(moving), parts.plan.border
+    assert bounds is not None
+    border._budget = Swinging(bounds, parts.tiers.manager.arena_bytes, parts.clock())
+    addresses = [parts.tiers.arena.flat.data_ptr(), *_kv_addresses(moving)]
+    assert serve(moving, adapters) == expected
+    assert border.num_moves > 20
+    assert [parts.tiers.arena.flat.data_ptr(), *_kv_addresses(moving)] == addresses
+    parts.kv.check_integrity(request.kv for request in parts.scheduler.requests())
+    stats = moving.core.stats()
+    assert stats.arena_bytes + stats.kv_cache_bytes <= bounds.total
+    assert stats.num_border_moves == border.num_moves
+
+
+def _kv_addresses(engine: LocalEngine) -> list[int]:
+    cache = engine.core.parts.runner._cache
+    return [pages.data.data_ptr() for pages in (*cache.keys.values(), *cache.values.values())]
+
+
+def test_where_a_side_is_fixed_no_border_moves(tiny_base: Path, tmp_path: Path) -> None:
+    engine = open_engine(tiny_base, tmp_path, arena_bytes=None, memory_bytes=64 * MIB)
+    assert engine.core.parts.border is None
+    stats = engine.core.stats()
+    assert stats.num_border_moves == 0
+    assert stats.arena_bytes == engine.core.info.arena_bytes
+    assert stats.kv_cache_bytes == engine.core.info.num_kv_blocks * BLOCK_BYTES
+    engine.core.close()
+
+
+def test_requests_are_judged_by_the_blocks_that_the_cache_always_has(moving: LocalEngine) -> None:
+    (group,) = moving.core.parts.kv.groups
+    assert group.layout.may_move
+    assert group.num_lasting * 16 >= moving.core.info.max_model_len
+    assert group.fits_alone(moving.core.info.max_model_len, 128)
+
+
+def test_the_memory_map_shows_the_arena_as_it_is_now(
+    adapters: list[Path], moving: LocalEngine
+) -> None:
+    parts = moving.core.parts
+    bounds, manager = parts.plan.border, parts.tiers.manager
+    assert bounds is not None
+    for folder in adapters:
+        moving.submit([5, 6, 7], moving.add_adapter(folder), max_tokens=1, ignore_eos=True)
+    moving.run()
+    border_of(moving)._budget = Swinging(bounds, manager.arena_bytes, parts.clock())
+    sizes = set()
+    for _ in range(20):
+        moving.submit([5, 6, 7], None, max_tokens=10, ignore_eos=True)
+        moving.run()
+        mapped = map_memory(
+            1, manager, parts.scheduler, parts.kv, kv_block_bytes=parts.plan.kv_block_bytes
+        )
+        held = sum(extent.num_bytes for extent in mapped.extents)
+        assert held <= mapped.arena_bytes - mapped.free_bytes
+        assert mapped.arena_bytes + mapped.kv.num_blocks * BLOCK_BYTES <= bounds.total
+        sizes.add(mapped.arena_bytes)
+    assert len(sizes) > 3
+    assert manager.reports.tier_stats().evictions[Departure.KV] > 0

@@ -1,0 +1,82 @@
+"""A border that moves at random, within the bounds and far more often than a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from loraplex.adapters.manager import AdapterManager
+from loraplex.engine.kv.blocks import KvBlocks
+from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.memory.border import Border
+from loraplex.engine.memory.budget import Bounds, Budget
+from loraplex.engine.scheduling.scheduler import Scheduler
+from loraplex.engine.scheduling.step_costs import StepCosts
+from support.manager import FakeArena
+
+BLOCK_BYTES = 4
+INTERVAL_SECONDS = 0.02
+"""Between two draws."""
+
+
+class DrawnBudget(Budget):
+    """Draws where the border goes, whatever was lost."""
+
+    def __init__(self, bounds: Bounds, adapter_bytes: int, now: float, rng: Random) -> None:
+        super().__init__(bounds, adapter_bytes, now)
+        self._rng = rng
+
+    def is_due(self, now: float) -> bool:
+        return now - self._decided_at >= INTERVAL_SECONDS
+
+    def _direction(self) -> int:
+        return self._rng.choice((-1, 0, 1))
+
+
+def draw_border(
+    seed: int, groups: tuple[KvGroup, ...], arena_cells: int, least_blocks: int
+) -> tuple[Bounds | None, tuple[KvGroup, ...]]:
+    """Let the blocks of the group that sees everything come and go, for half of the seeds.
+
+    `least_blocks`: those of the longest sequence.
+    """
+    first = groups[0]
+    if seed % 2 or first.window is not None:
+        return None, groups
+    rng = Random(-seed - 1)
+    num_less = max(first.num_usable - max(least_blocks, 2), 0)
+    num_more = rng.randint(1, arena_cells // 4)
+    bounds = Bounds(
+        total=first.num_usable * BLOCK_BYTES + arena_cells * FakeArena.element_bytes,
+        least_adapters=arena_cells * FakeArena.element_bytes - num_more * BLOCK_BYTES,
+        least_kv=(first.num_usable - num_less) * BLOCK_BYTES,
+        step=BLOCK_BYTES * rng.choice((1, 2, 4)),
+    )
+    moving = KvGroup(first.layers, None, 0, first.num_blocks, num_more=num_more, num_less=num_less)
+    return bounds, (moving, *groups[1:])
+
+
+def open_border(
+    bounds: Bounds,
+    *,
+    seed: int,
+    block_size: int,
+    kv: KvBlocks,
+    manager: AdapterManager[Any],
+    scheduler: Scheduler,
+    costs: StepCosts,
+    clock: Callable[[], float],
+) -> Border:
+    border = Border(
+        bounds,
+        kv=kv,
+        block_bytes=BLOCK_BYTES,
+        block_size=block_size,
+        manager=manager,
+        scheduler=scheduler,
+        costs=costs,
+        clock=clock,
+    )
+    border._budget = DrawnBudget(bounds, manager.arena_bytes, clock(), Random(seed))
+    return border
