@@ -212,9 +212,9 @@ def test_adapters_are_counted_by_where_they_are(recorded: Recorded) -> None:
 
 def test_the_engines_figures_are_passed_on(recorded: Recorded) -> None:
     assert recorded.value("kv_usage_ratio") == 0.75
-    assert recorded.value("arena_bytes") == 53
-    assert recorded.value("kv_cache_bytes") == 54
-    assert recorded.value("memory_border_moves_total") == 55
+    assert recorded.value("arena_bytes") == 61
+    assert recorded.value("kv_cache_bytes") == 62
+    assert recorded.value("memory_border_moves_total") == 63
     assert recorded.value("prefix_cache_query_tokens_total") == 13
     assert recorded.value("prefix_cache_hit_tokens_total") == 7
     assert recorded.value("memory_bandwidth_utilization_ratio") == 0.5
