@@ -1,1 +1,0 @@
-import{r as e}from"./client-D31_qdVQ.js";var t=200*2**20;async function n(t,n,r){let i=new FormData;return i.set(`purpose`,n),i.set(`file`,r),await(await e(`/v1/files`,{method:`post`,body:i,tenant:t})).json()}export{n,t};
