@@ -521,6 +521,9 @@ def test_aliases_are_split_moved_and_rolled_back(command: Command, adapters: lis
         "refusals": 0.05,
         "length": 1.5,
         "latency": None,
+        "judge": 0.1,
+        "judge_model": None,
+        "judge_percent": 10.0,
         "min_requests": 20,
     }
     assert "watched" in command("alias", "history", "bot", "prod")[1]

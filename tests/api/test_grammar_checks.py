@@ -18,9 +18,11 @@ from loraplex.api.inference.order import Order
 from loraplex.api.inference.served_models import ServedModel
 from loraplex.engine.errors import EngineUnavailable, GrammarNotServed, InvalidGrammar
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
+from loraplex.engine.messages import NO_TARGETS
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.text_form import TextForm
 from loraplex.engine.text.tokenizer import Tokenizer
+from loraplex.platform.tenants.slo import NO_SLO
 from support.grammars import needs_llguidance
 
 GOOD = GrammarSpec(GrammarKind.REGEX, "a+")
@@ -228,7 +230,12 @@ def test_a_server_without_grammars_says_so() -> None:
     nothing = cast(Any, tokenizer)
     engine = SimpleNamespace(
         info=SimpleNamespace(
-            vocab_size=10, proposers=[], serves_grammars=False, kv_policy_obstacle=None
+            vocab_size=10,
+            proposers=[],
+            serves_grammars=False,
+            kv_policy_obstacle=None,
+            latency_targets=NO_TARGETS,
+            endless_obstacle=None,
         )
     )
     inference = Inference(
@@ -248,7 +255,7 @@ def test_a_server_without_grammars_says_so() -> None:
     order = Order(
         request_id="r",
         arrived_at=0.0,
-        principal=cast(Any, SimpleNamespace(tenant_id="acme")),
+        principal=cast(Any, SimpleNamespace(tenant_id="acme", tenant_slo=NO_SLO)),
         model=ServedModel("base", None),
         prompts=[[1]],
         num_choices=1,

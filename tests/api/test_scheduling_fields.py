@@ -37,6 +37,7 @@ from loraplex.engine.process.client import EngineClient
 from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.text_form import TextForm
+from loraplex.platform.tenants.slo import NO_SLO
 from support.envelopes import check_envelope
 from support.fake_engine import fake_info
 from support.server import Caller, ServerUnderTest
@@ -103,7 +104,13 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
         arrived_at=time.monotonic() - 1,
         principal=cast(
             Any,
-            SimpleNamespace(tenant_id="acme", key_id=None, tenant_weight=2.0, is_limited=False),
+            SimpleNamespace(
+                tenant_id="acme",
+                key_id=None,
+                tenant_weight=2.0,
+                tenant_slo=NO_SLO,
+                is_limited=False,
+            ),
         ),
         model=ServedModel("base", None),
         prompts=[[1]],

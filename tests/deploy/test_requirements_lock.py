@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "deploy" / "requirements.lock"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
-EXTRAS = ("engine", "postgres", "otel")
+EXTRAS = ("engine", "postgres", "otel", "eval")
 """What the image installs."""
 LEFT_OUT = re.compile(r"torch|triton|nvidia-.*|cuda-.*")
 """Of these the image has the build for its TORCH_BACKEND."""

@@ -271,7 +271,7 @@ def test_a_graph_s_rows_are_those_of_a_loop_over_lists_after_any_steps_before(
             assert found.block_tables.tolist() == tables
             assert found.positions.flatten().tolist() == [chunk.place for chunk in chunks]
             if found.block_positions is not None:
-                begins = [padded(blocks.positions, MAX_LEN, width) for blocks in expected.seen]
+                begins = [padded(blocks.positions, 2 * MAX_LEN, width) for blocks in expected.seen]
                 assert found.block_positions.tolist() == begins
 
 

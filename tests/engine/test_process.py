@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.kv.tier_key import new_tier_key
 from loraplex.engine.messages import (
     Abort,
     EngineFailed,
@@ -122,6 +123,8 @@ def running_engine(home: Path) -> Iterator[Engine]:
         pass_fds=[theirs.fileno()],
     ) as process:
         theirs.close()
+        assert process.stdin is not None
+        os.write(process.stdin.fileno(), new_tier_key())
         try:
             yield Engine(process, link)
         finally:
@@ -258,6 +261,7 @@ def test_logs_are_json_lines_without_prompts(engine: Engine) -> None:
 def test_dies_with_its_parent_even_if_its_standard_input_stays_open(tmp_path: Path) -> None:
     """As it would where the engine is stuck in native code and no thread of it can run."""
     stdin, held_open = os.pipe()
+    os.write(held_open, new_tier_key())
     link, theirs = linked()
     engine = command(tmp_path, theirs.fileno())
     passed = [stdin, theirs.fileno()]

@@ -116,7 +116,9 @@ class World:
 
     # --- what is simulated ------------------------------------------------------------------------
 
-    async def _spawn(self, config: EngineConfig, *, command: Sequence[str]) -> SimulatedProcess:
+    async def _spawn(
+        self, config: EngineConfig, *, prefix_key: bytes, command: Sequence[str]
+    ) -> SimulatedProcess:
         seed = self._random.random()
         process = SimulatedProcess(self._poisons, Random(seed), self._note_death)
         self._processes[config.model] = process

@@ -66,7 +66,7 @@ def test_without_arguments_the_engine_is_that_of_the_server() -> None:
         ({"max_num_seqs": "many"}, "max_num_seqs", "Expected `int`"),
         ({"memory_gib": 0.01}, "memory_gib", "must be at least 0.1"),
         ({"memory_gib": "1"}, "memory_gib", "wrong type"),
-        ({"speculation": "eagle"}, "speculation", "eagle is not one of"),
+        ({"speculation": "lookahead"}, "speculation", "lookahead is not one of"),
         ({"quantize_group_size": 32}, "quantize_group_size", "requires"),
         ({"max_num_seqs": 0}, "max_num_seqs", "must be at least 1"),
     ],
