@@ -31,7 +31,6 @@ from loraplex.platform.adapters.registry import AdapterRef, Shadow
 from loraplex.platform.errors import DatabaseUnavailable
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest
-from support.stored_responses import principal_of
 from support.waiting import wait_for
 
 PROD = "/v1/adapters/bot/aliases/prod"
@@ -220,7 +219,7 @@ def test_a_copy_that_fails_stops_no_other(failure: Exception, outcome: str, num_
     order = Order(
         request_id="r",
         arrived_at=0.0,
-        principal=principal_of("acme"),
+        principal=cast(Any, SimpleNamespace(tenant_id="acme")),
         model=ServedModel("acme/bot@1", None),
         prompts=[[1]],
         num_choices=1,
