@@ -66,12 +66,13 @@ def canary(
         ),
     ] = None,
     judge_percent: Annotated[
-        float,
+        float | None,
         typer.Option(
             callback=check_finite,
-            help="Percentage of the alias's requests that both versions answer for the judge.",
+            help="Percentage of the alias's requests that both versions answer for the judge, 10 "
+            "by default.",
         ),
-    ] = 10.0,
+    ] = None,
     override: Override = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
@@ -81,11 +82,8 @@ def canary(
     With --watch, it also ends by itself when it is worse than the alias's own version. If the alias
     has a gate, the command waits for the evaluation.
     """
-    wanted: dict[str, Any] | None = None
-    if is_watched or limits or judge is not None:
-        wanted = {**parse_limits(limits or [])}
-    if wanted is not None and judge is not None:
-        wanted |= {"judge_model": judge, "judge_percent": judge_percent}
+    wanted = parse_limits(limits or [], judge=judge, judge_percent=judge_percent)
+    limits_body = wanted if is_watched or wanted else None
     with open_client() as client:
         aliases = client.get(api_path("adapters", name))["aliases"]
         if alias not in aliases:
@@ -96,7 +94,7 @@ def canary(
             )
         body = {
             "version": aliases[alias],
-            "canary": {"version": version, "percent": percent, "limits": wanted},
+            "canary": {"version": version, "percent": percent, "limits": limits_body},
             "override": override,
         }
         answer = change_alias(client, name, alias, body, waits=not no_wait, is_quiet=as_json)

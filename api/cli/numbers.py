@@ -12,3 +12,11 @@ def check_finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter("Input should be a finite number")
     return value
+
+
+def parse_finite(text: str) -> float:
+    """The number. Raises ValueError, also for infinity and NaN, which JSON cannot hold."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value

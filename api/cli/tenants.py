@@ -11,7 +11,7 @@ import typer
 from ..client.api_client import ApiClient
 from .client import api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
-from .numbers import check_finite
+from .numbers import check_finite, parse_finite
 from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -176,7 +176,7 @@ def _parse_slo(text: str) -> dict[str, float] | None:
     for part in text.split(",") if text else ():
         name, _, value = part.partition("=")
         try:
-            targets[TARGETS[name.strip()]] = float(value)
+            targets[TARGETS[name.strip()]] = parse_finite(value)
         except (KeyError, ValueError):
             message = f"--slo: {part!r} is not ttft=MILLISECONDS or itl=MILLISECONDS."
             raise CommandFailed(message, ExitCode.USAGE) from None

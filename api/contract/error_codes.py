@@ -55,8 +55,8 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     ),
     "slo_too_strict": ErrorCode(
         400,
-        "`slo` asks for a shorter target than the tenant has, or for one where it has none; the "
-        "message says which is allowed.",
+        "`slo` asks for a shorter target than the request has without it (the tenant's, or else "
+        "the server's), or for one where it has none; the message says what is allowed.",
     ),
     "endless_not_served": ErrorCode(
         400, "The server's base or KV cache does not support `endless`; the message says why."

@@ -45,7 +45,10 @@ class LeasedRuns(Generic[Work]):
     async def begin(self, work: Work, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run, unless another server has the lease. Raises a PlatformError."""
         if await self._leases.claim(self._name(work)):
-            self._tasks[work] = asyncio.create_task(self._keep(work, run))
+            task = asyncio.create_task(self._keep(work, run))
+            self._tasks[work] = task
+            # Once the lease is released: its own server may claim it until then, and would lose it.
+            task.add_done_callback(lambda _: self._tasks.pop(work))
 
     async def stop(self) -> None:
         """Cancel all runs; other servers go on."""
@@ -73,6 +76,5 @@ class LeasedRuns(Generic[Work]):
         except Exception:  # a defect in one must not stop the others
             bound.exception(f"{self._kind}_failed_unexpectedly")
         finally:
-            del self._tasks[work]
             with suppress(PlatformError):  # it expires
                 await self._leases.postpone(name, pause)

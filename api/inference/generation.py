@@ -23,8 +23,7 @@ from ...engine.text.text_form import TextForm
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.token_journal import SlotCounter
 from ...platform.overview.figures import FigureSums
-from ..contract.error_codes import ERROR_CODES
-from ..contract.errors import ApiError
+from ..contract.errors import ApiError, as_api_error
 from ..telemetry.metrics import Metrics
 from ..telemetry.request_measures import RequestMeasures
 from ..tools.reasoning import Reasoning
@@ -305,10 +304,10 @@ class Generation:
 
     def _fail(self, sequence: _OpenSequence, exc: Exception) -> None:
         self._waiting.clear()
-        code = getattr(exc, "code", None)
-        if code in REFUSALS:
+        error = as_api_error(exc)
+        if error.code in REFUSALS:
             sequence.times.was_refused()
-        elif _is_servers_fault(code):
+        elif error.published.status >= 500:  # no caller's mistake
             sequence.times.was_failed()
         self._end(sequence, FAILED)
         self._arrivals.fail(exc)
@@ -326,8 +325,3 @@ class Generation:
         if spec.is_first_choice:
             self.counts.num_prompt_tokens += len(spec.request.prompt_token_ids)
             self.counts.num_cached_tokens += started.num_cached_tokens
-
-
-def _is_servers_fault(code: str | None) -> bool:
-    """Whether the error is no caller's mistake; one without a code is a defect."""
-    return code is None or ERROR_CODES[code].status >= 500

@@ -4,9 +4,10 @@ only."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Generic, NamedTuple, TypeVar
 
-from prometheus_client import Counter
+import prometheus_client
 
 from ...platform.adapters.canary import request_place
 from ...platform.adapters.registry import AdapterRef, Rival, Shadow
@@ -15,6 +16,8 @@ from .order import Order
 
 MAX_WAITING = 64
 """In each queue. Texts of tenants, so not many."""
+MAX_WAITING_OF_TENANT = 48
+"""In each queue: no tenant alone fills it."""
 
 Other = TypeVar("Other", Shadow, Rival)
 """What is to answer a copy."""
@@ -32,20 +35,26 @@ class LiveAnswer(NamedTuple, Generic[Other]):
 class AnswerQueue(Generic[Other]):
     """Answers that wait for another one to the same request."""
 
-    def __init__(self, outcomes: Counter) -> None:
+    def __init__(self, outcomes: prometheus_client.Counter) -> None:
         self._outcomes = outcomes
         self._waiting: asyncio.Queue[LiveAnswer[Other]] = asyncio.Queue(MAX_WAITING)
+        self._num_of_tenant: Counter[str] = Counter()
 
     def offer(self, answer: LiveAnswer[Other]) -> None:
-        """Add an answer; if too many wait, it is dropped and counted."""
-        try:
-            self._waiting.put_nowait(answer)
-        except asyncio.QueueFull:
+        """Add an answer; if too many wait, of all tenants or of its own, it is dropped and
+        counted."""
+        tenant_id = answer.order.principal.tenant_id
+        if self._waiting.full() or self._num_of_tenant[tenant_id] >= MAX_WAITING_OF_TENANT:
             self._outcomes.labels("dropped").inc()
+            return
+        self._num_of_tenant[tenant_id] += 1
+        self._waiting.put_nowait(answer)
 
     async def take(self) -> LiveAnswer[Other]:
         """The next answer, once there is one."""
-        return await self._waiting.get()
+        answer = await self._waiting.get()
+        self._num_of_tenant -= Counter([answer.order.principal.tenant_id])
+        return answer
 
 
 class LiveAnswers:

@@ -18,7 +18,7 @@ class Objective(NamedTuple):
 
 
 def objective_of(order: Order, of_server: LatencyTargets) -> Objective:
-    """Raises ApiError if the order asks for more than its tenant may have.
+    """Raises ApiError if the order asks for more than it has without targets of its own.
 
     A strict target is paid by others: prompts and drafts beside it get less of each step.
     """
@@ -27,9 +27,12 @@ def objective_of(order: Order, of_server: LatencyTargets) -> Objective:
     allowed = of_tenant.over(of_server)
     if name := order.targets.stricter_than(allowed):
         seconds = getattr(allowed, f"{name}_seconds")
-        least = "there is none" if seconds is None else f"it is {seconds * 1000:g} ms"
+        rule = (
+            "must be omitted: neither the tenant nor the server has this target."
+            if seconds is None
+            else f"must be at least {seconds * 1000:g} ms, the target without it."
+        )
         param = f"slo.{name}_ms"
-        message = f"{param}: must not be shorter than the tenant's target; {least}."
-        raise ApiError("slo_too_strict", message, param=param)
+        raise ApiError("slo_too_strict", f"{param}: {rule}", param=param)
     set_by = "request" if order.targets else "tenant" if of_tenant else "server"
     return Objective(order.targets.over(allowed), set_by)

@@ -64,7 +64,7 @@ async def get_alias(runtime: CurrentRuntime, principal: Reader, name: str, alias
     AliasView,
     errors=(
         *("adapter_not_ready", "base_mismatch", "gate_not_passed", "gate_refused"),
-        "model_not_found",
+        *("model_not_found", "invalid_composition"),
         *NO_VERSION,
     ),
     headers=TAGGED,

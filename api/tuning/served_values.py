@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...engine.checkpoint.base_identity import compute_base_id, compute_runtime_id
+from ...engine.checkpoint.base_identity import compute_base_id
 from ...engine.config import EngineConfig
 from ...engine.messages import EngineInfo
+from ...engine.runtime_id import configured_runtime_id
 from ...platform.errors import InvalidValue
 
 
@@ -16,18 +17,7 @@ def check_served_values(config: EngineConfig, model: Path, info: EngineInfo) -> 
 
     model: the base's folder here; info: of the replicas.
     """
-    runtime_id = compute_runtime_id(
-        info.base_id,
-        quantization=config.quantization,
-        quantization_group_size=config.quantization_group_size,
-        quantization_exclude=config.quantization_exclude,
-        embedding_quantization=config.embedding_quantization,
-        dtype=info.dtype,
-        kv_dtype=config.kv_dtype,
-        attention_window=config.attention_window,
-        attention_sinks=0 if config.attention_window is None else config.attention_sinks,
-        tensor_parallel_size=config.tensor_parallel_size,
-    )
+    runtime_id = configured_runtime_id(config, info.base_id, dtype=info.dtype)
     if runtime_id != info.runtime_id:
         message = "--tuning: give this server the engine options of the fleet's agents."
         raise InvalidValue(message, param="tuning")

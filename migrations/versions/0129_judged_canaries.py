@@ -11,6 +11,7 @@ branch_labels = None
 depends_on = None
 
 _NONE_YET = sa.text("0")
+_LIMITED = ("adapter_aliases", "adapter_alias_changes")
 
 
 def upgrade() -> None:
@@ -25,6 +26,14 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go back. Canaries stay, and are not judged."""
+    """Go back. Canaries and their other limits stay, and nothing is judged."""
+    is_postgres = op.get_bind().dialect.name == "postgresql"
+    others = (
+        "(canary_limits::jsonb - 'judge' - 'judge_model' - 'judge_percent')::json"
+        if is_postgres
+        else "json_remove(canary_limits, '$.judge', '$.judge_model', '$.judge_percent')"
+    )
+    for table in _LIMITED:
+        op.execute(f"UPDATE {table} SET canary_limits = {others} WHERE canary_limits IS NOT NULL")
     for name in ("score_squares", "score_sum", "num_judged"):
         op.drop_column("canary_counts", name)

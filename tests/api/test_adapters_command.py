@@ -527,9 +527,26 @@ def test_aliases_are_split_moved_and_rolled_back(command: Command, adapters: lis
         "min_requests": 20,
     }
     assert "watched" in command("alias", "history", "bot", "prod")[1]
-    for unusable in ("judge=1", "length", "length=x", "min_requests=none", "min_requests=1.5"):
+    judged = ("--judge", "bot@1", "--judge-percent", "20", "--limit", "judge=0.2", "--json")
+    of_judge = json.loads(command("alias", "canary", "bot", "prod", "2", *judged)[1])
+    assert of_judge["canary"]["limits"] == {
+        "error_rate": 0.02,
+        "refusals": 0.05,
+        "length": 1.5,
+        "latency": 1.5,
+        "judge": 0.2,
+        "judge_model": "bot@1",
+        "judge_percent": 20.0,
+        "min_requests": 100,
+    }
+    for unusable in (
+        *("judge=0.2", "colour=1", "length", "length=x", "length=nan"),
+        *("min_requests=none", "min_requests=1.5"),
+    ):
         code, _, err = command("alias", "canary", "bot", "prod", "2", "--limit", unusable)
         assert code == ExitCode.USAGE, err
+    unjudged = ("alias", "canary", "bot", "prod", "2", "--judge-percent", "20")
+    assert command(*unjudged)[0] == ExitCode.USAGE
     assert command("alias", "shadow", "bot", "prod")[0] == ExitCode.NOT_FOUND
     out = command("alias", "shadow", "bot", "prod", "2", "--percent", "2.5")[1]
     assert out.startswith("bot@2 answers copies of 2.5 % of bot@prod's requests\n")

@@ -169,6 +169,7 @@ def test_a_judge_that_the_caller_cannot_use_is_refused(owner: Caller) -> None:
         return owner.http.put(PROD, json={"version": 1, "canary": canary}, headers=headers)
 
     check_envelope(put("nobody"), "model_not_found")
+    check_envelope(put("bot@1:9"), "invalid_composition")
     check_envelope(put("bot@1+bot@2"), "invalid_parameter", "canary.limits.judge_model")
     grant = {"name": "bot only", "scopes": ["adapters:write", "infer"], "adapters": ["bot"]}
     key = owner.http.post("/v1/keys", json=grant).json()["key"]

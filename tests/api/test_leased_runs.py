@@ -120,6 +120,39 @@ def test_a_failure_is_told_and_nobody_tries_again_before_the_pause(
     assert timedelta(0) < rest <= RETRY
 
 
+def test_a_run_is_not_over_before_its_lease_is_released(
+    servers: list[LeasedRuns[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_releasing, may_release = asyncio.Event(), asyncio.Event()
+    postpone = Leases.postpone
+
+    async def late(leases: Leases, name: str, pause: timedelta) -> None:
+        is_releasing.set()
+        await may_release.wait()
+        await postpone(leases, name, pause)
+
+    async def scenario() -> None:
+        await servers[0].begin("a", failing(OSError("no space left")))
+        await is_releasing.wait()
+        assert list(servers[0]) == ["a"]
+        may_release.set()
+        await over(servers[0])
+        await servers[0].begin("a", idle)
+        assert list(servers[0]) == [], "the pause holds for its own server, too"
+
+    monkeypatch.setattr(Leases, "postpone", late)
+    asyncio.run(scenario())
+
+
+def test_a_run_that_is_stopped_before_it_begins_is_over(servers: list[LeasedRuns[str]]) -> None:
+    async def scenario() -> None:
+        await servers[0].begin("a", idle)
+        await servers[0].stop()
+        assert list(servers[0]) == []
+
+    asyncio.run(scenario())
+
+
 def test_a_lease_that_another_server_has_taken_stays_its_own(
     database: Database, servers: list[LeasedRuns[str]]
 ) -> None:

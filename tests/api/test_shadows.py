@@ -13,7 +13,12 @@ import pytest
 from loraplex.api.contract.errors import ApiError
 from loraplex.api.evaluation.scorers import rouge_l
 from loraplex.api.inference.held_charge import HeldCharge
-from loraplex.api.inference.live_answers import MAX_WAITING, LiveAnswer, LiveAnswers
+from loraplex.api.inference.live_answers import (
+    MAX_WAITING,
+    MAX_WAITING_OF_TENANT,
+    LiveAnswer,
+    LiveAnswers,
+)
 from loraplex.api.inference.order import Order
 from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.shadows.background import Background
@@ -141,16 +146,38 @@ def test_what_cannot_be_a_shadow_is_refused(
     check_envelope(owner.http.put(SHADOW, json=body), code, param)
 
 
+def answer_of(tenant_id: str, number: int = 0) -> LiveAnswer[Any]:
+    order = SimpleNamespace(principal=SimpleNamespace(tenant_id=tenant_id))
+    return LiveAnswer(cast(Order, order), None, "", number)
+
+
 def test_answers_beyond_the_queue_are_dropped_and_counted() -> None:
     async def fill() -> None:
         metrics = Metrics(lambda: None)
         answers = LiveAnswers(metrics).shadowed
         for number in range(MAX_WAITING + 3):
-            answers.offer(cast(Any, number))
+            answers.offer(answer_of(f"tenant {number}", number))
         assert metrics.shadow_requests.labels("dropped")._value.get() == 3
-        assert [await answers.take() for _ in range(MAX_WAITING)] == cast(
-            Any, list(range(MAX_WAITING))
-        )
+        taken = [(await answers.take()).num_tokens for _ in range(MAX_WAITING)]
+        assert taken == list(range(MAX_WAITING))
+
+    asyncio.run(fill())
+
+
+def test_answers_of_one_tenant_leave_room_for_others() -> None:
+    async def fill() -> None:
+        metrics = Metrics(lambda: None)
+        answers = LiveAnswers(metrics).judged
+        dropped = metrics.canary_comparisons.labels("dropped")._value
+        for _ in range(MAX_WAITING_OF_TENANT + 3):
+            answers.offer(answer_of("acme"))
+        assert dropped.get() == 3
+        for _ in range(MAX_WAITING - MAX_WAITING_OF_TENANT):
+            answers.offer(answer_of("other"))
+        assert dropped.get() == 3
+        await answers.take()
+        answers.offer(answer_of("acme"))
+        assert dropped.get() == 3, "a taken one is not counted any more"
 
     asyncio.run(fill())
 
@@ -192,7 +219,7 @@ def test_a_copy_that_fails_stops_no_other(failure: Exception, outcome: str, num_
     order = Order(
         request_id="r",
         arrived_at=0.0,
-        principal=cast(Any, None),
+        principal=cast(Any, SimpleNamespace(tenant_id="acme")),
         model=ServedModel("acme/bot@1", None),
         prompts=[[1]],
         num_choices=1,

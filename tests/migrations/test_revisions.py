@@ -5,6 +5,7 @@ schema.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from loraplex.platform import revisions
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters import wishes
 from loraplex.platform.adapters.canary import Canary
+from loraplex.platform.adapters.canary_limits import CanaryLimits
 from loraplex.platform.adapters.states import UploadState, VersionState, WishKind
 from loraplex.platform.database import Database, make_engine
 from loraplex.platform.errors import RevisionMismatch
@@ -162,6 +164,26 @@ def test_goes_back_and_forward_with_data(url: str, database: Database, engine: E
     revisions.downgrade(url, "base")
     database.upgrade()
     fill(database)
+
+
+def test_going_back_keeps_the_limits_of_canaries_that_the_revision_knows(
+    url: str, database: Database, engine: Engine
+) -> None:
+    database.upgrade()
+    limits = CanaryLimits(latency=None, judge_model="judge")
+    with database.transaction(make_tenant(database, "acme").id) as session:
+        for content in ("one", "two"):
+            make_version(session, "bot", content)
+        catalog.set_alias(session, "bot", "prod", 1, canary=Canary(2, 12.5, limits))
+        catalog.set_alias(session, "bot", "blue", 1)
+    revisions.downgrade(url, "0126")
+    known = {"error_rate", "refusals", "length", "latency", "min_requests"}
+    expected = {name: value for name, value in limits.as_json().items() if name in known}
+    with engine.connect() as connection:
+        for table in ("adapter_aliases", "adapter_alias_changes"):
+            rows = connection.execute(text(f"SELECT canary_limits FROM {table}")).scalars().all()
+            parsed = [json.loads(row) if isinstance(row, str) else row for row in rows]
+            assert sorted(parsed, key=str) == [None, expected]
 
 
 NUM_ROWS = part_of(200, 10_000)

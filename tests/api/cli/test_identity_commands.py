@@ -214,6 +214,7 @@ def test_profiles_keep_what_is_in_them_whatever_their_values_hold(loraplex: Lora
         (("tenants", "set", "acme"), ExitCode.USAGE),
         (("tenants", "set", "acme", "--slo", "ttft"), ExitCode.USAGE),
         (("tenants", "set", "acme", "--slo", "tpot=3"), ExitCode.USAGE),
+        (("tenants", "set", "acme", "--slo", "ttft=nan"), ExitCode.USAGE),
     ],
 )
 def test_says_by_its_exit_code_what_went_wrong_before_it_asks(
