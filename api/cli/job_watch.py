@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -54,10 +55,11 @@ def _wait(
         else:
             if job["status"] in ENDED:
                 return job
-            text = f"{job_id}: {job['status']}, step {job['step']} of {job['num_steps']}"
+            state = _state(job)
+            text = f"{job_id}: {state}, step {job['step']} of {job['num_steps']}"
             bars.update(
                 task,
-                description=f"{job_id} {job['status']}",
+                description=f"{job_id} {state}",
                 total=job["num_steps"] or None,
                 completed=job["step"],
                 loss=loss,
@@ -67,6 +69,11 @@ def _wait(
         said = text
         time.sleep(pause)
     raise AssertionError
+
+
+def _state(job: Mapping[str, Any]) -> str:
+    reason = job.get("pause_reason")  # not of a server of an earlier release
+    return f"{job['status']} ({reason})" if reason else str(job["status"])
 
 
 def _loss(client: ApiClient, job_id: str) -> str:

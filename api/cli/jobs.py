@@ -13,7 +13,10 @@ from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-COLUMNS = ["id", "adapter", "status", "step", "num_steps", "trained_tokens", "fine_tuned_model"]
+COLUMNS = [
+    *("id", "adapter", "status", "pause_reason", "step", "num_steps"),
+    *("trained_tokens", "fine_tuned_model"),
+]
 EVENT_COLUMNS = ["created_at", "level", "message"]
 
 JobId = Annotated[str, typer.Argument(help="The job's id, such as ftjob-1234.")]

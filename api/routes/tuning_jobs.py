@@ -47,7 +47,8 @@ PageSize = Annotated[int, Query(ge=1, le=MAX_JOBS_PAGE)]
     TuningJobView,
     errors=(
         *("tuning_disabled", "model_not_tunable", "file_not_found", "quota_exceeded"),
-        *("adapter_not_found", "engine_unavailable", "insufficient_quota"),
+        *("adapter_not_found", "engine_unavailable"),
+        *("insufficient_quota", "budget_exhausted"),
     ),
 )
 async def create_job(
@@ -179,7 +180,10 @@ async def pause_job(
 @router.post("/{job_id}/resume")
 @answers(
     TuningJobView,
-    errors=("tuning_disabled", "tuning_job_not_found", "state_conflict", "insufficient_quota"),
+    errors=(
+        *("tuning_disabled", "tuning_job_not_found", "state_conflict"),
+        *("insufficient_quota", "budget_exhausted"),
+    ),
 )
 async def resume_job(
     runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, job_id: str

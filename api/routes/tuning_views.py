@@ -40,6 +40,7 @@ def job_view(job: TuningJob, *, base_name: str, tenant_slug: str) -> TuningJobVi
         model=base_name,
         adapter=job.adapter_name,
         status=job.state,
+        pause_reason=job.pause_reason,
         fine_tuned_model=None if job.version is None else f"{job.adapter_name}@{job.version}",
         training_file=job.training_file_id,
         validation_file=job.validation_file_id,

@@ -162,6 +162,8 @@ class TuningJobView(AnswerModel):
     """The adapter of which the result becomes a version."""
     status: str
     """`queued`, `running`, `paused`, `succeeded`, `failed` or `cancelled`."""
+    pause_reason: str | None
+    """Why it is paused: `requested`, `trained_tokens` or `budget`; null: it is not paused."""
     fine_tuned_model: str | None
     """The model name of the result, such as `support-bot@3`; null until the job has succeeded."""
     training_file: str

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
+from ...platform.budgets.training import find_exhausted
 from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession
 from ...platform.tuning import service
@@ -68,6 +69,7 @@ class Tuning:
             await self._runs.stop()
             return
         await self._remove_folders()
+        await self._resume_within_budgets()
         if len(self._runs) >= self._max_jobs:
             return
         for job in await self._services.control_plane.read_all_tenants(self._turns):
@@ -85,6 +87,15 @@ class Tuning:
             for job in service.list_turns_of_all_tenants(session)
             if job.server_id in here or not servers.is_alive(session, str(job.server_id))
         ]
+
+    async def _resume_within_budgets(self) -> None:
+        """Let the jobs that were paused because of a budget go on, where it allows them to."""
+        control_plane = self._services.control_plane
+        for tenant_id in await control_plane.read_all_tenants(
+            service.list_waiting_for_budget_of_all_tenants
+        ):
+            if await control_plane.read(tenant_id, find_exhausted) is None:
+                await control_plane.write(tenant_id, service.resume_within_budget)
 
     async def _remove_folders(self) -> None:
         """Remove the folders of jobs that have ended, or that another server has begun anew."""

@@ -89,7 +89,7 @@ class HeldBudgets:
             )
 
     def spend(self, holders: Iterable[Holder], amount: int, at: datetime) -> None:
-        """Count what an ended request cost, in the periods of that time."""
+        """Count what an ended request or training cost, in the periods of that time."""
         for budget in self._of(holders):
             use = _Use(budget.holder, budget.period, begin_of(budget.period, at))
             before = self._total(use)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +13,7 @@ from ..quotas.holder import Holder
 from ..quotas.models import Period
 from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..upserts import insert_into, primary_key
-from ..usage.models import UsageRecord
+from ..usage.models import UsageDay, UsageRecord
 from .models import Budget, BudgetAlert, BudgetUse
 
 
@@ -119,6 +119,15 @@ def lock_next_alert(session: TenantSession) -> BudgetAlert | None:
     return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
 
 
+def sum_days(session: TenantSession, since: date, until: date) -> int:
+    """What the tenant was charged for requests and training, from the day `since` to the day before
+    `until`."""
+    query = select(func.coalesce(func.sum(UsageDay.amount), 0)).where(
+        UsageDay.day >= since, UsageDay.day < until
+    )
+    return int(session.scalar(query) or 0)
+
+
 def sum_ledger(
     session: TenantSession,
     *,
@@ -127,8 +136,7 @@ def sum_ledger(
     since: datetime,
     until: datetime,
 ) -> int:
-    """The amounts in the tenant's ledger in `[since, until)`, of one user or key if one is
-    named."""
+    """The amounts in the tenant's ledger in `[since, until)`, of one user or key."""
     query = select(func.coalesce(func.sum(UsageRecord.amount), 0)).where(
         UsageRecord.created_at >= since, UsageRecord.created_at < until
     )

@@ -9,7 +9,7 @@ from datetime import datetime
 from ..errors import BudgetNotFound, InvalidValue
 from ..prices.money import MAX_AMOUNT, format_money
 from ..quotas.clock import Clock, moment_of, read_clock
-from ..quotas.holder import Holder, id_of
+from ..quotas.holder import TENANT, Holder, id_of
 from ..quotas.limits import lock_or_add_quota
 from ..quotas.models import Period
 from ..quotas.period import begin_of, end_of
@@ -49,7 +49,7 @@ def set_budget(
     *,
     clock: Clock = read_clock,
 ) -> Budget:
-    """Set what the holder may spend in each period; the ledger of the present period counts too.
+    """Set what the holder may spend in each period; what was spent in the present period counts.
 
     Percentages that are spent already are alerted at once. Raises InvalidValue. The caller has
     checked that the tenant has the user or key.
@@ -142,17 +142,23 @@ def _spending(
 
 
 def _count_period(session: TenantSession, holder: Holder, period: Period, moment: datetime) -> None:
-    """Set what was spent in the period of this time from the ledger."""
+    """Set what was spent in the period of this time from the usage."""
     begin = begin_of(period, moment)
-    user_id, key_id = id_of(holder)
-    spent = repository.sum_ledger(
-        session, user_id=user_id, key_id=key_id, since=begin, until=end_of(period, begin)
-    )
+    spent = _sum_usage(session, holder, begin, end_of(period, begin))
     use = repository.find_use(session, holder, period, begin)
     if use is None:
         session.add(BudgetUse(holder=holder, period=period, begins_at=begin, amount=spent))
     else:
         use.amount = spent
+
+
+def _sum_usage(session: TenantSession, holder: Holder, since: datetime, until: datetime) -> int:
+    """What the holder spent in `[since, until)`, both at midnight UTC: for training, the tenant
+    alone."""
+    if holder == TENANT:
+        return repository.sum_days(session, since.date(), until.date())
+    user_id, key_id = id_of(holder)
+    return repository.sum_ledger(session, user_id=user_id, key_id=key_id, since=since, until=until)
 
 
 def _check(amount: int, alert_percents: Iterable[int]) -> list[int]:

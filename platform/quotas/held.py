@@ -108,6 +108,11 @@ class HeldLimits:
             if used.at is not None:
                 self._spend(used, used.at)
 
+    def spend(self, holders: Sequence[Holder], amount: int, at: datetime) -> None:
+        """Charge the budgets of money of these holders, in the periods of that time."""
+        if amount and self._has_budgets:
+            self._budgets.spend(holders, amount, at)
+
     def reserve(self, demand: Demand, server_id: str) -> Standing:
         """Admit the request and record its reservation; returns the tenant's remaining amounts.
 
@@ -288,8 +293,7 @@ class HeldLimits:
         if self._limits.tokens_per_period is not None:
             begin = begin_of(self._limits.period, at)
             self._period_tokens[begin] += used.prompt_tokens + used.completion_tokens
-        if self._has_budgets and used.amount:
-            self._budgets.spend(_payers(used), used.amount, at)
+        self.spend(_payers(used), used.amount, at)
 
 
 def _payers(request: Demand | Used) -> tuple[Holder, ...]:

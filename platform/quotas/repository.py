@@ -78,6 +78,11 @@ def lock_tenant(session: TenantSession) -> None:
     session.execute(select(Tenant.id).with_for_update())
 
 
+def share_tenant(session: TenantSession) -> None:
+    """Let `lock_tenant` wait for this unit of work, as one that adds rows of the tenant does."""
+    session.execute(select(Tenant.id).with_for_update(read=True, key_share=True))
+
+
 # --- rates and reservations ---------------------------------------------------------------------
 
 

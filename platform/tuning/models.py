@@ -55,6 +55,8 @@ class TuningJob(TenantOwned, Base):
     token_price: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     """Of a million trained tokens, in 1e-9 of the currency's unit: what was in effect when the job
     was created."""
+    pause_reason: Mapped[str | None] = mapped_column(String(WORD_LENGTH))
+    """A `PauseReason`; None: it is not paused, or a release without reasons paused it."""
     num_restarts: Mapped[int] = mapped_column(default=0)
     """How often its trainer ended without a result."""
     error_code: Mapped[str | None] = mapped_column(String(REASON_LENGTH))

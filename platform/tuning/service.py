@@ -18,6 +18,7 @@ from ..adapters.models import Adapter, AdapterVersion
 from ..base import JsonObject, utc_now
 from ..batches import files
 from ..batches.file_models import FilePurpose, StoredFile
+from ..budgets import training as budgets
 from ..errors import FileInUse, InvalidTransition, InvalidValue, QuotaExceeded, TuningJobNotFound
 from ..keys.principal import Principal
 from ..names import check_adapter_name
@@ -104,7 +105,8 @@ def create(session: TenantSession, new: NewJob, viewer: Principal) -> TuningJob:
     """Add a job, which waits for a server.
 
     Raises FileNotFound, InvalidValue for an unusable name or a file of another purpose,
-    QuotaExceeded, also if the adapter may have no more versions, or InsufficientQuota.
+    QuotaExceeded, also if the adapter may have no more versions, InsufficientQuota or, unless
+    training is free, BudgetExhausted.
     """
     lock_tenant(session)
     check_adapter_name(new.adapter_name, param="suffix")
@@ -118,7 +120,7 @@ def create(session: TenantSession, new: NewJob, viewer: Principal) -> TuningJob:
     if num_open is not None and num_open >= MAX_OPEN:
         raise QuotaExceeded("fine-tuning jobs that have not ended", limit=MAX_OPEN, used=num_open)
     quotas.check_room_for_version(session, new.adapter_name)
-    quotas.check_may_train(session)
+    _check_limits(session, new.token_price)
     job = TuningJob(
         id=f"ftjob-{uuid.uuid4().hex}",
         adapter_name=new.adapter_name,
@@ -211,28 +213,47 @@ def has_open(session: TenantSession) -> bool:
 def pause(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[TuningJob, bool]:
     """Stop training until `resume`; returns the job, and whether this paused it.
 
-    Raises TuningJobNotFound, or InvalidTransition if it has ended or is being published.
+    A job that waits for a budget does not go on by itself any more. Raises TuningJobNotFound, or
+    InvalidTransition if it has ended or is being published.
     """
-    job, is_changed = _change(session, job_id, viewer, JobState.PAUSED, "The job was paused.")
+    message = "The job was paused."
+    job, is_changed = _change(session, job_id, viewer, JobState.PAUSED, message)
+    if not is_changed and job.pause_reason == PauseReason.BUDGET:
+        is_changed = True
+        _add_events(session, job.id, [Happened(message)])
     if is_changed:
-        _announce_pause(session, job, PauseReason.REQUESTED)
+        _note_pause(session, job, PauseReason.REQUESTED)
     return job, is_changed
 
 
 def resume(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[TuningJob, bool]:
     """Let a paused job wait for its turn; returns it, and whether this resumed it.
 
-    Raises TuningJobNotFound, InvalidTransition if it has ended, or InsufficientQuota.
+    Raises TuningJobNotFound, InvalidTransition if it has ended, InsufficientQuota or, unless its
+    training is free, BudgetExhausted.
     """
     job = _known(session, job_id, viewer, is_locked=True)
     if job.state is JobState.RUNNING:
         return job, False
     if job.state is JobState.PAUSED:
-        quotas.check_may_train(session)
+        _check_limits(session, job.token_price)
     job, is_changed = _change(session, job_id, viewer, JobState.QUEUED, "The job was resumed.")
     if is_changed:
         _announce(session, EventType.JOB_RESUMED, _told(job))
     return job, is_changed
+
+
+def resume_within_budget(session: TenantSession) -> int:
+    """Let the jobs that wait for a budget of the tenant wait for their turns, if nothing of its
+    budgets is exhausted; returns how many."""
+    if budgets.find_exhausted(session) is not None:
+        return 0
+    query = select(TuningJob).where(_WAITS_FOR_BUDGET).order_by(TuningJob.created_at)
+    jobs = session.scalars(query.with_for_update()).all()
+    for job in jobs:
+        _move(session, job, JobState.QUEUED, "The job was resumed: the budget allows it.")
+        _announce(session, EventType.JOB_RESUMED, _told(job))
+    return len(jobs)
 
 
 def check_file_unused(session: TenantSession, file_id: str) -> None:
@@ -290,6 +311,11 @@ def list_turns_of_all_tenants(session: PlatformSession) -> Sequence[OpenJob]:
     return list(turns.values())
 
 
+def list_waiting_for_budget_of_all_tenants(session: PlatformSession) -> Sequence[str]:
+    """The ids of the tenants that have jobs which go on when a budget allows it."""
+    return session.scalars(select(TuningJob.tenant_id).where(_WAITS_FOR_BUDGET).distinct()).all()
+
+
 def list_kept_of_all_tenants(session: PlatformSession, server_id: str) -> set[str]:
     """The ids of the jobs whose folders this server has to keep."""
     query = select(TuningJob.id).where(
@@ -299,11 +325,11 @@ def list_kept_of_all_tenants(session: PlatformSession, server_id: str) -> set[st
 
 
 def begin(session: TenantSession, job_id: str, server_id: str) -> TuningJob:
-    """This server trains the job from now on, unless it was paused or has ended, or no tokens are
-    left to train on."""
+    """This server trains the job from now on, unless it was paused or has ended, or a limit of the
+    tenant is reached."""
     job = _known(session, job_id, None, is_locked=True)
     if job.state is JobState.QUEUED:
-        _pause_without_tokens(session, job)
+        _pause_at_limit(session, job)
     if job.state not in {JobState.QUEUED, JobState.RUNNING}:
         return job
     is_elsewhere = job.server_id not in {None, server_id}
@@ -320,16 +346,16 @@ def begin(session: TenantSession, job_id: str, server_id: str) -> TuningJob:
 
 def record(session: TenantSession, job_id: str, progress: Progress) -> TuningJob:
     """Keep the progress, and charge the tokens that no report had before. A job that has steps to
-    do and no tokens left to train on is paused."""
+    do is paused if a limit of its tenant is reached."""
     job = _known(session, job_id, None, is_locked=True)
     job.num_steps = progress.num_steps or job.num_steps
+    _add_events(session, job_id, progress.events)
+    _add_checkpoints(session, job_id, progress.checkpoints)
     if progress.step >= job.step and progress.num_tokens > job.num_tokens:
         _charge(session, job, progress.num_tokens)
     job.step = max(job.step, progress.step)
     if job.state is JobState.RUNNING and job.step < job.num_steps:
-        _pause_without_tokens(session, job)
-    _add_events(session, job_id, progress.events)
-    _add_checkpoints(session, job_id, progress.checkpoints)
+        _pause_at_limit(session, job)
     return job
 
 
@@ -471,21 +497,41 @@ def _charge(session: TenantSession, job: TuningJob, num_tokens: int) -> None:
     before, after = (
         amount_of_training(job.token_price, each) for each in (job.num_tokens, num_tokens)
     )
-    usage.add_training(session, job.adapter_name, num_tokens - job.num_tokens, after - before)
+    at, amount = utc_now(), after - before
+    if amount:
+        budgets.spend(session, amount, at)
+    usage.add_training(session, job.adapter_name, num_tokens - job.num_tokens, amount, at)
     job.num_tokens = num_tokens
 
 
-def _pause_without_tokens(session: TenantSession, job: TuningJob) -> None:
+def _check_limits(session: TenantSession, token_price: int) -> None:
+    """Raises InsufficientQuota or BudgetExhausted."""
+    quotas.check_may_train(session)
+    if token_price:
+        budgets.check_left(session)
+
+
+def _pause_at_limit(session: TenantSession, job: TuningJob) -> None:
     if not quotas.may_train(session):
-        _go(job, JobState.PAUSED)
-        message = "The job was paused: the tenant's trained tokens of this period are used up."
-        _add_events(session, job.id, [Happened(message, "warn")])
-        _announce_pause(session, job, PauseReason.TRAINED_TOKENS)
+        reason, cause = PauseReason.TRAINED_TOKENS, "trained tokens of this period are used up."
+    elif job.token_price and budgets.find_exhausted(session) is not None:
+        reason, cause = PauseReason.BUDGET, "budget is exhausted. The job goes on when it allows."
+    else:
+        return
+    _go(job, JobState.PAUSED)
+    message = f"The job was paused: the tenant's {cause}"
+    _add_events(session, job.id, [Happened(message, "warn")])
+    _note_pause(session, job, reason)
 
 
 def _go(job: TuningJob, target: JobState) -> None:
     check_transition(job.state, target)
-    job.state = target
+    job.state, job.pause_reason = target, None
+
+
+_WAITS_FOR_BUDGET = (TuningJob.state == JobState.PAUSED) & (
+    TuningJob.pause_reason == PauseReason.BUDGET.value
+)
 
 
 def _reads(file_id: str) -> ColumnElement[bool]:
@@ -550,7 +596,8 @@ def _announce_end(session: TenantSession, job: TuningJob, event: EventType) -> N
     _announce(session, event, {**_told(job), "version": job.version, "error": job.error_code})
 
 
-def _announce_pause(session: TenantSession, job: TuningJob, reason: PauseReason) -> None:
+def _note_pause(session: TenantSession, job: TuningJob, reason: PauseReason) -> None:
+    job.pause_reason = reason.value
     _announce(session, EventType.JOB_PAUSED, {**_told(job), "reason": reason})
 
 

@@ -30,6 +30,8 @@ class PauseReason(StrEnum):
     """Its owner has paused it."""
     TRAINED_TOKENS = "trained_tokens"
     """The tenant has no tokens left to train on in this period."""
+    BUDGET = "budget"
+    """Nothing is left of a budget of the tenant. The job goes on when the budget allows it."""
 
 
 OPEN_STATES = frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PAUSED})

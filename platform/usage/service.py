@@ -96,10 +96,12 @@ def add_device_usage(session: TenantSession, usages: Sequence[DeviceUsage]) -> N
     session.flush()
 
 
-def add_training(session: TenantSession, adapter_name: str, num_tokens: int, amount: int) -> None:
-    """Add what a fine-tuning job trained on now, and what that costs, to the adapter's sums of
-    today."""
-    day = _day_row(session, utc_now().date(), adapter_name, 0)
+def add_training(
+    session: TenantSession, adapter_name: str, num_tokens: int, amount: int, at: datetime
+) -> None:
+    """Add what a fine-tuning job trained on, and what that costs, to the adapter's sums of the day
+    of that time, in UTC."""
+    day = _day_row(session, at.date(), adapter_name, 0)
     day.trained_tokens += num_tokens
     day.amount += amount
     session.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -57,7 +58,8 @@ def test_jobs_are_listed_shown_paused_resumed_and_cancelled(jobs: Command, calle
     job = create(caller.openai, examples("slow", 200))
     assert [each["id"] for each in jobs.ask("list")] == [job.id]
     assert jobs.ask("show", job.id)["events"][-1]["message"] == "The job was created."
-    assert jobs.ask("pause", job.id)["status"] == "paused"
+    paused = jobs.ask("pause", job.id)
+    assert (paused["status"], paused["pause_reason"]) == ("paused", "requested")
     assert jobs.ask("resume", job.id)["status"] == "queued"
     assert jobs.ask("cancel", job.id)["status"] == "cancelled"
     assert "The job was cancelled." in messages(caller.openai, job.id)
@@ -70,3 +72,16 @@ def test_watch_follows_a_job_that_was_begun_before(jobs: Command, caller: Caller
     job = create(caller.openai)
     assert jobs.ask("watch", job.id)["fine_tuned_model"] == "bot@1"
     assert ended(caller.openai, job.id).status == "succeeded"
+
+
+def test_watch_says_why_a_job_is_paused(jobs: Command, caller: Caller) -> None:
+    job = create(caller.openai, examples("slow", 4))
+    caller.openai.fine_tuning.jobs.pause(job.id)
+    resume = Timer(1.5, caller.openai.fine_tuning.jobs.resume, [job.id])
+    resume.start()
+    try:
+        code, _, err = jobs("watch", job.id)
+    finally:
+        resume.join()
+    assert code == ExitCode.OK
+    assert f"{job.id}: paused (requested), step" in err

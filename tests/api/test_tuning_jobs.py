@@ -25,7 +25,7 @@ from loraplex.platform.base import utc_now
 from loraplex.platform.models import AuditEntry, StoredFile
 from support.envelopes import check_envelope
 from support.limits import limit
-from support.money import set_price
+from support.money import UNIT, set_budget, set_price
 from support.server import Caller, ServerUnderTest
 from support.tuning_jobs import (
     create,
@@ -302,6 +302,35 @@ def test_a_job_costs_its_tokens_at_the_price_of_when_it_was_created(
     (usage,) = caller.http.get("/v1/usage").json()["data"]
     assert usage["trained_tokens"] == num_tokens(40)
     assert Decimal(usage["amount"]) == Decimal(3 * num_tokens(40)) / 10**9
+
+
+def test_a_job_whose_tenants_budget_is_exhausted_is_paused_and_goes_on_by_itself_when_it_is_raised(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    client, database = caller.openai, server.database
+    set_price(database, tenant_id=caller.tenant_id, trained=10**6 * UNIT)
+    set_budget(database, caller.tenant_id, 20 * UNIT)
+    time.sleep(REUSE_SECONDS)  # the server's copy of the prices is no older
+    job = create(client, examples("slow", 60))
+    path = f"/v1/fine_tuning/jobs/{job.id}"
+    wait_for(lambda: caller.http.get(path).json()["pause_reason"] == "budget", seconds=60)
+    wait_for(lambda: not trainers(server), seconds=30)
+    assert "budget is exhausted" in " ".join(messages(client, job.id))
+    trained = trained_tokens(server, caller)
+    assert 20 <= trained < num_tokens(60)
+    (budget,) = caller.http.get("/v1/budgets").json()["data"]
+    assert Decimal(budget["spent"]) == trained
+    with pytest.raises(RateLimitError, match="nothing is left to train with") as refused:
+        client.fine_tuning.jobs.resume(job.id)
+    assert refused.value.code == "budget_exhausted"
+    with pytest.raises(RateLimitError, match="nothing is left to train with"):
+        create(client)
+    set_budget(database, caller.tenant_id, 10**6 * UNIT)
+    assert ended(client, job.id).trained_tokens == num_tokens(60)
+    assert caller.http.get(path).json()["pause_reason"] is None
+    (budget,) = caller.http.get("/v1/budgets").json()["data"]
+    database.close()
+    assert Decimal(budget["spent"]) == num_tokens(60) == trained_tokens(server, caller)
 
 
 def test_a_trainer_that_dies_is_restarted_from_its_checkpoint_and_steps_count_once(

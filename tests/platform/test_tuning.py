@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal
 
@@ -14,8 +15,11 @@ from sqlalchemy import func, select
 from loraplex.platform.base import utc_now
 from loraplex.platform.batches import files
 from loraplex.platform.batches.file_models import FilePurpose, StoredFile
+from loraplex.platform.budgets import service as budgets
+from loraplex.platform.budgets.models import BudgetAlert
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
+    BudgetExhausted,
     FileInUse,
     InsufficientQuota,
     InvalidTransition,
@@ -32,14 +36,17 @@ from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.tuning import service
 from loraplex.platform.tuning.models import TuningCheckpoint, TuningEvent, TuningJob
 from loraplex.platform.tuning.service import Checkpoint, Happened, NewJob, Progress
-from loraplex.platform.tuning.states import OPEN_STATES, TRANSITIONS, JobState
+from loraplex.platform.tuning.states import OPEN_STATES, TRANSITIONS, JobState, PauseReason
+from loraplex.platform.usage import service as ledger
 from loraplex.platform.usage.models import UsageDay
+from loraplex.platform.usage.service import Usage
 from loraplex.platform.webhooks.event_types import EventType
 from loraplex.platform.webhooks.models import WebhookDelivery
 from loraplex.platform.webhooks.service import WebhookService
 from loraplex.platform.webhooks.signing import SigningSecrets
 from support.catalog import make_version
 from support.limits import limit
+from support.money import UNIT, set_budget
 
 SERVER, OTHER = "server-1", "server-2"
 
@@ -535,3 +542,191 @@ def test_a_job_without_a_price_costs_nothing(database: Database, acme: Tenant) -
         service.begin(session, job, SERVER)
         train(session, job, step=1, num_tokens=10**6)
         assert (amounts(session), sum_of_usage(session)) == (0, 10**6)
+
+
+# --- budgets of money -----------------------------------------------------------------------------
+
+
+PRICE = 10**6 * UNIT
+"""A token costs one unit."""
+
+
+def spent(session: TenantSession) -> list[int]:
+    """What was spent of each budget of the tenant."""
+    return [each.spent for each in budgets.list_spendings(session)]
+
+
+def reason_of(session: TenantSession, job_id: str) -> tuple[JobState, str | None]:
+    job = service.get_job(session, job_id)
+    return job.state, job.pause_reason
+
+
+def wait_for_budget(session: TenantSession, tenant: Tenant) -> str:
+    """A job that has used up the tenant's budget of 100 units."""
+    job = make_job(session, tenant, token_price=PRICE)
+    service.begin(session, job, SERVER)
+    train(session, job, step=1, num_tokens=100)
+    assert reason_of(session, job) == (JobState.PAUSED, "budget")
+    return job
+
+
+def test_steps_spend_the_tenants_budgets_and_make_its_alerts(
+    database: Database, acme: Tenant
+) -> None:
+    for period in Period:
+        set_budget(database, acme.id, 100 * UNIT, period=period, alerts=(50, 80))
+    with database.transaction(acme.id) as session:
+        job = make_job(session, acme, token_price=PRICE)
+        service.begin(session, job, SERVER)
+        for num_tokens in (49, 50, 50, 79):
+            assert train(session, job, step=1, num_tokens=num_tokens) is JobState.RUNNING
+        assert spent(session) == [79 * UNIT] * 2
+        alerts = session.execute(select(BudgetAlert.percent, BudgetAlert.spent)).all()
+        assert alerts == [(50, 50 * UNIT)] * 2
+
+
+def test_a_job_whose_tenants_budget_is_exhausted_is_paused_and_says_so(
+    database: Database, acme: Tenant
+) -> None:
+    set_budget(database, acme.id, 100 * UNIT, period=Period.DAY)
+    with database.transaction(acme.id) as session:
+        job, waiting, free = (
+            make_job(session, acme, token_price=price) for price in (PRICE, PRICE, 0)
+        )
+        service.begin(session, job, SERVER)
+        assert train(session, job, step=1, num_tokens=99) is JobState.RUNNING
+        assert train(session, job, step=2, num_tokens=130) is JobState.PAUSED
+        service.begin(session, waiting, SERVER)
+        for each in (job, waiting):
+            assert reason_of(session, each) == (JobState.PAUSED, PauseReason.BUDGET)
+            (event,) = service.list_events(session, each, after=None, limit=1)
+            assert (event.level, "budget is exhausted" in event.message) == ("warn", True)
+        assert spent(session) == [130 * UNIT]
+        assert service.begin(session, free, SERVER).state is JobState.RUNNING
+        assert train(session, free, step=1, num_tokens=10**6) is JobState.RUNNING
+
+
+def test_a_job_whose_last_step_exhausted_the_budget_ends_with_its_result(
+    database: Database, acme: Tenant
+) -> None:
+    set_budget(database, acme.id, 100 * UNIT)
+    with database.transaction(acme.id) as session:
+        job = make_job(session, acme, token_price=PRICE)
+        service.begin(session, job, SERVER)
+        assert train(session, job, step=10, num_tokens=500) is JobState.RUNNING
+        assert service.close(session, job).finalizing_at is not None
+
+
+def test_with_an_exhausted_budget_only_free_jobs_are_created_and_resumed(
+    database: Database, acme: Tenant
+) -> None:
+    viewer = principal_of(acme)
+    set_budget(database, acme.id, 100 * UNIT)
+    with database.transaction(acme.id) as session:
+        job, free = wait_for_budget(session, acme), make_job(session, acme)
+        with pytest.raises(BudgetExhausted, match=r"100\.00 a month, and nothing is left"):
+            make_job(session, acme, token_price=PRICE)
+        with pytest.raises(BudgetExhausted):
+            service.resume(session, job, viewer=viewer)
+        service.pause(session, free, viewer=viewer)
+        assert service.resume(session, free, viewer=viewer)[0].state is JobState.QUEUED
+
+
+def test_a_job_goes_on_by_itself_when_the_budget_allows_it(
+    database: Database, acme: Tenant
+) -> None:
+    set_budget(database, acme.id, 100 * UNIT)
+    with database.transaction(acme.id) as session:
+        job = wait_for_budget(session, acme)
+        own = make_job(session, acme)
+        service.pause(session, own, viewer=principal_of(acme))
+        assert service.resume_within_budget(session) == 0
+    with database.platform_transaction(read_only=True) as everyone:
+        assert service.list_waiting_for_budget_of_all_tenants(everyone) == [acme.id]
+        assert service.list_turns_of_all_tenants(everyone) == []
+    set_budget(database, acme.id, 101 * UNIT)
+    with database.transaction(acme.id) as session:
+        assert service.resume_within_budget(session) == 1
+        assert reason_of(session, job) == (JobState.QUEUED, None)
+        assert reason_of(session, own) == (JobState.PAUSED, "requested")
+        assert service.begin(session, job, SERVER).state is JobState.RUNNING
+    with database.platform_transaction(read_only=True) as everyone:
+        assert service.list_waiting_for_budget_of_all_tenants(everyone) == []
+
+
+def test_a_job_that_waits_for_a_budget_and_is_paused_by_its_owner_does_not_go_on_by_itself(
+    database: Database, acme: Tenant
+) -> None:
+    viewer = principal_of(acme)
+    set_budget(database, acme.id, 100 * UNIT)
+    with database.transaction(acme.id) as session:
+        job = wait_for_budget(session, acme)
+        assert [service.pause(session, job, viewer=viewer)[1] for _ in range(2)] == [True, False]
+        assert reason_of(session, job) == (JobState.PAUSED, PauseReason.REQUESTED)
+    set_budget(database, acme.id, 200 * UNIT)
+    with database.transaction(acme.id) as session:
+        assert service.resume_within_budget(session) == 0
+        assert service.resume(session, job, viewer=viewer)[0].pause_reason is None
+
+
+def test_a_budget_that_is_set_later_counts_what_was_trained_in_its_period(
+    database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        day = UsageDay.begin(utc_now().date() - timedelta(days=32), "bot", 0)
+        day.amount = 7 * UNIT
+        session.add(day)
+        session.flush()
+        job = make_job(session, acme, token_price=PRICE)
+        service.begin(session, job, SERVER)
+        train(session, job, step=1, num_tokens=60)
+    record_request(database, acme, "a", 3 * UNIT)
+    for period in Period:
+        set_budget(database, acme.id, 100 * UNIT, period=period)
+    with database.transaction(acme.id) as session:
+        assert spent(session) == [63 * UNIT] * 2
+
+
+def record_request(database: Database, tenant: Tenant, request_id: str, amount: int) -> None:
+    usage = Usage(
+        request_id=request_id,
+        prompt_tokens=1,
+        cached_tokens=0,
+        completion_tokens=1,
+        finish_reason="stop",
+        price_id=1,
+        amount=amount,
+    )
+    with database.statements(tenant.id) as session:
+        ledger.record(session, usage)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_budget_is_exact_when_jobs_and_requests_spend_it_while_it_is_set(
+    database: Database, acme: Tenant, *, is_first: bool
+) -> None:
+    """`is_first`: the tenant has no limits before. Each report alone would be rounded."""
+    if not is_first:
+        set_budget(database, acme.id, UNIT)
+    with database.transaction(acme.id) as session:
+        job = make_job(session, acme, token_price=1_234_567)
+        service.begin(session, job, SERVER)
+
+    def steps() -> None:
+        for number in range(1, 21):
+            with database.transaction(acme.id) as session:
+                train(session, job, step=1, num_tokens=3 * number)
+
+    def requests() -> None:
+        for number in range(20):
+            record_request(database, acme, f"r{number}", 1)
+
+    def limits() -> None:
+        for number in range(5):
+            set_budget(database, acme.id, (2 + number) * UNIT)
+
+    with ThreadPoolExecutor(3) as pool:
+        for future in [pool.submit(each) for each in (steps, requests, limits)]:
+            future.result(timeout=60)
+    with database.transaction(acme.id) as session:
+        assert spent(session) == [amounts(session)] == [20 + 74]  # 60 tokens cost 74.07

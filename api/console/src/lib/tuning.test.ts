@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { curvesOf, isOpen, orderOf, progressText, remedyOf } from "./tuning.ts";
+import { curvesOf, isOpen, orderOf, pauseText, progressText, remedyOf } from "./tuning.ts";
 
 const FILES = { base: "tiny", trainingFile: "file-1", validationFile: null };
 
@@ -79,4 +79,10 @@ test("what is filled in is sent as numbers and lists", () => {
   assert.deepEqual(order.lora, {
     rank: 8, alpha: 32, targets: ["q_proj", "v_proj"], max_tokens: 512, rslora: false, dora: true, packing: false,
   });
+});
+
+test("a paused job says how it goes on", () => {
+  assert.match(pauseText("budget"), /by itself/);
+  assert.match(pauseText("trained_tokens"), /next period/);
+  assert.match(pauseText("requested"), /owner/);
 });

@@ -45,6 +45,16 @@ export function curvesOf(events: readonly Event[]): Curves {
   };
 }
 
+const PAUSES: Record<string, string> = {
+  trained_tokens: "The tenant's trained tokens of this period are used up. Resume the job in the next period.",
+  budget: "The tenant's budget is exhausted. The job goes on by itself when the budget allows it.",
+};
+
+/** Why a job is paused, and how it goes on. */
+export function pauseText(reason: string): string {
+  return Object.hasOwn(PAUSES, reason) ? PAUSES[reason]! : "The job was paused by its owner.";
+}
+
 const REMEDIES: Record<string, string> = {
   file_not_found: "Upload the file again, and create another job with it.",
   invalid_training_data: "Correct the line, and create another job with the corrected file.",

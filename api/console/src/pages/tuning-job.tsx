@@ -15,7 +15,7 @@ import { Progress } from "../components/tuning/progress.tsx";
 import { State, Time, Words } from "../components/values.tsx";
 import { addressOf, versionAddress } from "../lib/addresses.ts";
 import { count, isoOf } from "../lib/format.ts";
-import { isOpen, remedyOf } from "../lib/tuning.ts";
+import { isOpen, pauseText, remedyOf } from "../lib/tuning.ts";
 import { useScope } from "../session.tsx";
 
 const REFRESH_MS = 2_000;
@@ -40,6 +40,7 @@ function OneJob({ tenant, id }: { tenant: string; id: string }): ReactNode {
         {(data) => (
           <>
             <Failure job={data} />
+            <Pause job={data} />
             <Summary tenant={tenant} job={data} />
             <JobCurves tenant={tenant} job={data} />
             <div className="columns">
@@ -63,6 +64,10 @@ function Failure({ job: { error } }: { job: TuningJob }): ReactNode {
       <div className="meta">code {error.code}{error.param && ` · field ${error.param}`}</div>
     </div>
   );
+}
+
+function Pause({ job: { pause_reason: reason } }: { job: TuningJob }): ReactNode {
+  return reason === null ? null : <div className="notice"><div>{pauseText(reason)}</div></div>;
 }
 
 function Summary({ tenant, job }: { tenant: string; job: TuningJob }): ReactNode {
