@@ -339,6 +339,8 @@ class EngineConfig:
                 "prefix_disk_bytes",
                 "requires --swap-gib: prefixes come from the disk to host memory",
             )
+        if not self.prefix_caching:
+            raise InvalidParameter("prefix_disk_bytes", "requires prefix caching")
 
     def _check_hosts(self) -> None:
         """Check how ranks of other hosts join. Raises InvalidParameter."""
@@ -363,6 +365,8 @@ class EngineConfig:
             "kv_dtype": (
                 self.pipeline_parallel_size > 1 and KvDtype(self.kv_dtype).quantizes_blocks
             ),
+            # Each rank has a part of every block.
+            "prefix_disk_bytes": bool(self.prefix_disk_bytes),
         }
         for name, is_refused in refused.items():
             if is_refused:

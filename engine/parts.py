@@ -13,7 +13,6 @@ import torch
 from .adapter_tiers import AdapterTiers, open_adapter_tiers
 from .checkpoint.files import locate_base
 from .config import EngineConfig
-from .errors import InvalidParameter
 from .execution.cpu_threads import CpuThreads, open_cpu_threads
 from .execution.decode_graphs import open_decode_graphs, serves_graphs
 from .execution.grammars import Grammars, open_grammars
@@ -99,8 +98,6 @@ def open_parts(
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         return _open_parts(config, None, clock, base_id, prefix_key or new_tier_key())
-    if config.prefix_disk_bytes:  # each rank has a part of every block
-        raise InvalidParameter("prefix_disk_bytes", config.ranks_obstacle)
     group = open_group(config)
     torch.set_num_threads(threads_per_rank(config, group.num_ranks_here))
     try:
@@ -159,7 +156,7 @@ def _open_parts(
         tenant_cap=config.tenant_cap,
     )
     disk: DiskStore | None = None
-    if config.prefix_disk_bytes and config.prefix_caching:
+    if config.prefix_disk_bytes:
         from .prefix_disk import open_prefix_disk  # here: it needs `cryptography`
 
         disk = open_prefix_disk(

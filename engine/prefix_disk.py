@@ -18,6 +18,9 @@ from .kv.layout import KvGroup
 from .kv.prefix_file import file_bytes_per_slot
 from .memory.plan import MemoryPlan
 
+TYPICAL_TOKENS = 2048
+"""Of a prompt whose prefix is worth reading from the disk."""
+
 
 def open_prefix_disk(
     config: EngineConfig,
@@ -34,7 +37,9 @@ def open_prefix_disk(
     if config.prefix_disk_dir is None:
         raise InvalidParameter("prefix_disk_dir", "is required with --prefix-disk-gib")
     block_bytes = cache.block_bytes
-    num_slots = divide_disk(config.prefix_disk_bytes, plan.kv_groups, block_bytes)
+    num_slots = divide_disk(
+        config.prefix_disk_bytes, plan.kv_groups, block_bytes, config.kv_block_size
+    )
     store = DiskStore(
         Path(config.prefix_disk_dir),
         list(map(GroupFile, num_slots, block_bytes)),
@@ -48,14 +53,19 @@ def open_prefix_disk(
 
 
 def divide_disk(
-    num_bytes: int, groups: tuple[KvGroup, ...], block_bytes: tuple[int, ...]
+    num_bytes: int, groups: tuple[KvGroup, ...], block_bytes: tuple[int, ...], block_size: int
 ) -> tuple[int, ...]:
-    """Slots per group, in the proportion in which the device holds blocks, in so many bytes."""
+    """Slots per group in so many bytes, in the proportion in which a sequence of `TYPICAL_TOKENS`
+    holds blocks.
+
+    The device's own proportion depends on the memory that is free at the start, and other sizes
+    would be another tier.
+    """
+    num_held = [group.peak_blocks(TYPICAL_TOKENS, block_size, block_size) for group in groups]
     total = sum(
-        group.num_usable * file_bytes_per_slot(size)
-        for group, size in zip(groups, block_bytes, strict=True)
+        count * file_bytes_per_slot(size) for count, size in zip(num_held, block_bytes, strict=True)
     )
-    return tuple(group.num_usable * num_bytes // total for group in groups)
+    return tuple(count * num_bytes // total for count in num_held)
 
 
 def _identity(

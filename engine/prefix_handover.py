@@ -92,6 +92,8 @@ class PrefixHandover:
 
     def _fits(self, request: Request, group: int, held: GroupPages) -> bool:
         """Whether these may be pages of the request's prompt."""
+        if group >= len(self._kv.groups):
+            return False
         num_full = (request.num_prompt_tokens - 1) // self._kv.block_size
         return all(0 <= index < num_full for index in held.indices) and self._runner.are_pages(
             group, len(held.indices), held.pages

@@ -330,6 +330,7 @@ class Fleet(Engine, LinkOwner):
             self._warmth.begin(link, self.links)
         else:
             self._warmth.bequeath(link, self.links)
+            self._requests.lose_prompts(link.id)
         for each in self.links:  # one that warms must serve if no other does
             self._set_router_state(each)
         if link.state is ReplicaState.READY:

@@ -120,7 +120,6 @@ class Handovers:
             return
         if not self._has_room(handover.target):
             self._give_up(handover)
-            self._send(source, Abort(handover.prefill_id))
             return
         self._send(handover.target, replace(piece, request_id=handover.request_id))
         if piece.is_last:
@@ -132,7 +131,7 @@ class Handovers:
                 )
 
     def lose(self, replica: str) -> None:
-        """A replica was lost, with what it computed."""
+        """A replica or its engine was lost, with what it computed."""
         for handover in list(self._prefills.values()):
             if handover.source == replica:
                 self._give_up(handover)
@@ -158,8 +157,9 @@ class Handovers:
         return handover if handover and handover.source == source else None
 
     def _give_up(self, handover: _Handover) -> None:
-        """The target goes on with what it has."""
+        """The target goes on with what it has, and the source sends no more."""
         self._end(handover)
+        self._send(handover.source, Abort(handover.prefill_id))
         self._send(handover.target, PrefixPiece(handover.request_id, [], is_last=True))
 
     def _end(self, handover: _Handover) -> None:

@@ -155,6 +155,10 @@ class RoutedRequests:
             if sent.replica == replica:
                 self._lose(sent, None)
 
+    def lose_prompts(self, replica: str) -> None:
+        """The replica's engine is not there: what it had to hand over does not come."""
+        self._handovers.lose(replica)
+
     def note_ready(self) -> None:
         """A replica has become ready: send what waits for one."""
         for sent in list(self._sent.values()):

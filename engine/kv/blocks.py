@@ -207,11 +207,17 @@ class KvBlocks:
         indices: Sequence[int],
     ) -> list[int | None]:
         """Cache blocks of the prefix of these tokens on the host; the caller fills their slots
-        before the next operation. None: the block is cached, or there is no room."""
+        before the next operation. None: the block is cached, or there is no room. No slot is named
+        twice, although a later block may displace an earlier one."""
         if self._prefixes is None:
             return [None] * len(indices)
         prefixes = [self._prefixes.key_of(seq.chain, namespace, token_ids, i) for i in indices]
-        return [self.groups[group].host.store(prefix) for prefix in prefixes]
+        host = self.groups[group].host
+        slots = [host.store(prefix) for prefix in prefixes]
+        return [
+            slot if slot == host.find(prefix) else None
+            for slot, prefix in zip(slots, prefixes, strict=True)
+        ]
 
     def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> bool:
         """Let `child` share the parent's blocks of the first `num_tokens`, copied on write.

@@ -199,7 +199,7 @@ class KvCache:
     @property
     def spare_blocks(self) -> list[int]:
         """The spare block of each group, if the cache has them."""
-        return [group.num_blocks for group in self.groups]
+        return [group.num_reserved for group in self.groups]
 
     def clear(self, tables: Sequence[BlockTable], start: int, end: int) -> None:
         """Zero places `[start, end)` of the sequence with these blocks, by group."""

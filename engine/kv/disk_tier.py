@@ -265,8 +265,9 @@ class DiskTier:
         is_doomed = self._is_doomed(read.prefix)
         host.filled(done.host_slot, is_right=done.is_right and not is_doomed)
         slots.give_back([read.disk_slot])
-        if is_doomed:
+        if done.host_slot not in host.prefixes:  # no deletion would find what was put there
             self._groups[done.group].erase_on_host([done.host_slot])
+        if is_doomed:
             return
         if done.is_right:
             slots.touch(read.prefix)

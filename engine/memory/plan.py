@@ -124,7 +124,7 @@ def _may_move(
     back."""
     is_fixed = config.arena_bytes is not None or config.kv_cache_bytes is not None
     can_give_back = memory.is_host and CAN_GIVE_BACK and config.num_ranks == 1
-    has_other_pools = proposers.kv_block_bytes or open_bytes_of(base.kv)
+    has_other_pools = proposers.block_bytes or open_bytes_of(base.kv)
     return can_give_back and not is_fixed and not has_other_pools
 
 

@@ -47,6 +47,8 @@ class _Pending:
 
     start: int
     """The position of the first token."""
+    begun_at: int
+    """The position of the first token of its context."""
     features: list[Tensor] = field(default_factory=list)
     """`[num_tokens, hidden_size]` of each step."""
 
@@ -132,8 +134,9 @@ class EagleProposer:
         drawing: DraftDrawing,
         ends: Callable[[Request, int], bool],
     ) -> None:
-        """`features`: those that `steps` reads. `ends`: whether a token ends a request's output;
-        nothing is drafted behind it."""
+        """`features`: those that `steps` reads. `max_model_len`: the tokens of a context at most;
+        an endless output begins it anew. `ends`: whether a token ends a request's output; nothing
+        is drafted behind it."""
         (group,) = steps.pages.groups
         self.features = features
         # Nothing outlives its request: what the head computes depends on its adapter.
@@ -146,6 +149,7 @@ class EagleProposer:
         self._steps = steps
         self._drawing = drawing
         self._ends = ends
+        self._max_model_len = max_model_len
         self._pending: dict[str, _Pending] = {}
 
     @torch.inference_mode()
@@ -173,16 +177,19 @@ class EagleProposer:
         if asked is not None and asked.num_tokens == 0:
             return
         pending = self._pending.get(request.request_id)
-        if pending is None or start > pending.end:
-            # What lies between was never seen: its context begins anew.
+        if pending is None or start > pending.end or self._exceeds(pending, start + len(features)):
+            # What lies between was never seen, or there is too much: its context begins anew.
             self.forget(request.request_id)
-            pending = self._pending[request.request_id] = _Pending(start)
+            pending = self._pending[request.request_id] = _Pending(start, begun_at=start)
         unseen = features[pending.end - start :]  # a request that was preempted computes again
         if len(unseen):
             # A copy: the rows themselves would hold on to all of their step's.
             pending.features.append(unseen.clone())
         if pending.num_tokens > MAX_PENDING:
             self._catch_up(request, pending)
+
+    def _exceeds(self, pending: _Pending, end: int) -> bool:
+        return end - pending.begun_at > self._max_model_len
 
     def forget(self, request_id: str) -> None:
         self._pending.pop(request_id, None)

@@ -13,12 +13,13 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.kv import prefix_file
 from loraplex.engine.kv.disk_store import DiskStore
 from loraplex.engine.kv.prefix_file import PrefixFile
 from loraplex.engine.messages import DeleteAdapter
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.engine import LocalEngine
-from support.families import STATES, VOCAB_SIZE, save_family
+from support.families import SERVED, STATES, VOCAB_SIZE, save_family
 from support.marks import marked_slow
 from support.models import make_adapter
 
@@ -286,6 +287,29 @@ def test_a_damaged_file_is_a_miss_and_never_wrong(
     engine.close()
 
 
+def test_what_was_read_of_a_damaged_block_is_erased_on_the_host(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_file, "PIECE_BYTES", BLOCK_BYTES // 2)
+    engine = make_engine(tiny_base, tmp_path)
+    first, _ = ask(engine, PROMPT)
+    disk = engine.core.parts.kv.disk
+    assert disk is not None
+    num_slots = disk.slots[0].num_slots
+    engine.close()
+    for slot in range(num_slots):  # the second half of each block
+        start = num_slots * 2048 + slot * (BLOCK_BYTES + 2 * 16)
+        corrupt(tmp_path, first=start + BLOCK_BYTES // 2 + 16, last=start + BLOCK_BYTES)
+    engine = make_engine(tiny_base, tmp_path)
+    host = engine.core.parts.runner.cache._host_tensors[0]
+    for tensor in host:
+        tensor.zero_()
+    assert ask(engine, PROMPT) == (first, 0)
+    assert engine.core.stats().num_disk_misreads > 0
+    assert not any(tensor.any() for tensor in host)
+    engine.close()
+
+
 def test_a_torn_write_is_a_miss(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +489,24 @@ def test_quantized_blocks_come_back_as_they_were(
     engine.close()
 
 
+def test_a_restart_with_other_free_memory_finds_the_prefixes_of_several_groups(
+    tmp_path: Path,
+) -> None:
+    """The sizes of the device's pools are measured at each start."""
+    model = save_family(tmp_path / "model", *SERVED["gemma3-window"])
+    prompt = [token % VOCAB_SIZE for token in PROMPT]
+    config = {"swap_bytes": 4 << 20, "prefix_disk_bytes": 8 << 20}
+    engine = make_engine(model, tmp_path, kv_cache_bytes=4 << 20, **config)
+    num_blocks = [group.num_usable for group in engine.core.parts.plan.kv_groups]
+    first, _ = ask(engine, prompt)
+    engine = restarted(engine, model, tmp_path, kv_cache_bytes=5 << 20, **config)
+    others = [group.num_usable for group in engine.core.parts.plan.kv_groups]
+    assert num_blocks[0] * others[1] != num_blocks[1] * others[0], "another proportion"
+    assert ask(engine, prompt) == (first, 4 * BLOCK)
+    assert num_from_disk(engine) > 0
+    engine.close()
+
+
 @pytest.mark.parametrize("case", marked_slow(["qwen3_next", "mamba2"], slow=["mamba2"]))
 def test_a_snapshot_of_states_comes_back(case: str, tmp_path: Path) -> None:
     """Beside keys and values, and alone."""
@@ -527,6 +569,16 @@ def test_a_crowd_has_the_tokens_of_requests_alone(
     [
         ({"prefix_disk_bytes": 1}, "prefix_disk_bytes", "requires --swap-gib"),
         ({"prefix_disk_dir": "x"}, "prefix_disk_dir", "requires --prefix-disk-gib"),
+        (
+            {"prefix_disk_bytes": 1, "swap_bytes": 1, "prefix_caching": False},
+            "prefix_disk_bytes",
+            "requires prefix caching",
+        ),
+        (
+            {"prefix_disk_bytes": 1, "swap_bytes": 1, "tensor_parallel_size": 2},
+            "prefix_disk_bytes",
+            "--tensor-parallel-size above 1",
+        ),
     ],
 )
 def test_a_disk_that_could_not_be_used_is_refused(
@@ -535,12 +587,6 @@ def test_a_disk_that_could_not_be_used_is_refused(
     with pytest.raises(InvalidParameter, match=message) as refused:
         EngineConfig("base", **config)  # type: ignore[arg-type]
     assert refused.value.param == param
-
-
-def test_a_group_of_ranks_has_no_disk(tiny_base: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="--tensor-parallel-size above 1") as refused:
-        make_engine(tiny_base, tmp_path, tensor_parallel_size=2)
-    assert refused.value.param == "prefix_disk_bytes"
 
 
 def test_a_disk_without_a_folder_is_refused(tiny_base: Path, tmp_path: Path) -> None:

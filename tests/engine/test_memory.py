@@ -353,8 +353,12 @@ def test_an_operator_who_sets_a_side_fixes_the_border(sizes: dict[str, Any]) -> 
 
 def test_the_border_is_fixed_where_memory_cannot_be_given_back() -> None:
     assert plan_for(EngineConfig("m")).border is None  # on the device
+    config = EngineConfig("m", host_cache_bytes=MIB)
+    assert plan_for(config, HOST).border is not None
     draft = ProposerDemand(model_bytes=30 * MIB, kv_block_bytes=MIB // 2)
-    assert plan_for(EngineConfig("m", host_cache_bytes=MIB), HOST, proposers=draft).border is None
+    assert plan_for(config, HOST, proposers=draft).border is None
+    eagle = ProposerDemand(eagle_bytes=30 * MIB, eagle_block_bytes=MIB // 2)
+    assert plan_for(config, HOST, proposers=eagle).border is None
     group = EngineConfig("m", host_cache_bytes=MIB, tensor_parallel_size=2)
     assert plan_for(group, HOST).border is None
 

@@ -231,12 +231,18 @@ def test_pieces_for_nobody_are_ignored(engines: Engines) -> None:
     assert cached(engines, ended) == 0
 
 
-def test_pages_of_another_size_end_nothing(engines: Engines) -> None:
-    prompt = [13, *PROMPT]
+@pytest.mark.parametrize("difference", ["sizes", "groups"])
+def test_pages_of_an_engine_with_another_cache_end_nothing(
+    difference: str, engines: Engines
+) -> None:
+    prompt = [13 + len(difference), *PROMPT]
     (piece,) = engines.compute(prompt, None)
-    wrong = [replace(group, pages=[page[:-4] for page in group.pages]) for group in piece.groups]
+    wrong = {
+        "sizes": [replace(own, pages=[page[:-4] for page in own.pages]) for own in piece.groups],
+        "groups": [*piece.groups, *piece.groups],
+    }
     request_id = engines.await_prefix(prompt, None, max_tokens=4)
-    engines.give(request_id, [replace(piece, groups=wrong)])
+    engines.give(request_id, [replace(piece, groups=wrong[difference])])
     engines.decode.run()
     assert engines.decode.answers[request_id].token_ids == engines.expected(
         prompt, None, max_tokens=4
@@ -288,3 +294,52 @@ def test_pieces_that_wait_for_their_turn_are_emptied_by_a_deletion(
     assert len(others) == len(pieces) - 1
     assert not any(piece.groups for piece in others)
     assert others[-1].is_last
+
+
+def test_pieces_of_a_request_that_drained_are_emptied_before_the_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_handover, "PIECE_BYTES", 1)
+    base = save_family(tmp_path / "base", *SERVED["llama"])
+    adapter = make_adapter(base, tmp_path / "adapter", seed=1)
+    engines = Engines(
+        base, tmp_path, [adapter], max_num_seqs=4, max_num_batched_tokens=2 * BLOCK_SIZE
+    )
+    (key,), engine = engines.keys, engines.prefill
+    name = engine.submit(PROMPT, key, max_tokens=0, exports_prefix=True)
+    while engine.answers[name].started is None:
+        engine.step()
+    engine.core.handle(DeleteAdapter(key, 60.0))
+    engine.run()
+    assert engine.answers[name].end.error is None, "it ran to its end"
+    assert len(engine.pieces) == len(PROMPT) // BLOCK_SIZE
+    assert not any(piece.groups for piece in engine.pieces[1:])
+
+
+def test_a_host_with_less_room_than_a_piece_keeps_no_mixture(tmp_path: Path) -> None:
+    """Later blocks of the piece displace earlier ones."""
+    base = save_family(tmp_path / "base", *SERVED["llama"])
+    engines = Engines(base, tmp_path, [])
+    whole = engines.decode.core.parts.runner.cache.block_bytes[0]
+    engines.decode = LocalEngine(
+        base, tmp_path, dtype="float32", kv_block_size=BLOCK_SIZE, swap_bytes=3 * whole
+    )
+    host = engines.decode.core.parts.kv.groups[0].host
+    assert host.num_slots == 3
+    request_id = engines.await_prefix(PROMPT, None, max_tokens=4)
+    (piece,) = engines.compute(PROMPT, None)
+    written: list[int] = []
+    runner = engines.decode.core.parts.runner
+    write_host = runner.write_host
+
+    def note(group: int, slots: Sequence[int | None], pages: Sequence[bytes]) -> None:
+        written.extend(slot for slot in slots if slot is not None)
+        write_host(group, slots, pages)
+
+    runner.write_host = note  # type: ignore[method-assign]
+    engines.give(request_id, [piece])
+    assert sorted(written) == [0, 1, 2], "each slot once"
+    engines.decode.run()
+    assert engines.decode.answers[request_id].token_ids == engines.expected(
+        PROMPT, None, max_tokens=4
+    )

@@ -207,6 +207,21 @@ async def test_a_lost_prefill_replica_costs_nothing_but_time(tmp_path: Path) -> 
 
 
 @in_loop
+async def test_a_prefill_engine_that_dies_before_its_last_piece_costs_nothing_but_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request had ended, so no event of the request says so."""
+    async with prefill_and_decode(tmp_path) as (small, fleet):
+        monkeypatch.setattr(fleet, "relay", lambda *_: None)
+        task = await begun(fleet, make_request("long", LONG))
+        (handover,) = fleet._requests._handovers._of.values()
+        await until(lambda: handover.computed_at is not None)
+        kill(small.agents["p"].engine)
+        assert tokens_of(await task) == LONG[:4]
+        assert settled(fleet)
+
+
+@in_loop
 async def test_a_lost_decode_replica_leaves_the_request_to_another(tmp_path: Path) -> None:
     async with prefill_and_decode(tmp_path) as (small, fleet):
         task = await begun(fleet, make_request("long", [*HANG, 5, *LONG], max_tokens=3))

@@ -299,6 +299,41 @@ def test_the_features_are_those_of_the_models_own_layers(family: str, tmp_path: 
         torch.testing.assert_close(features, own, rtol=1e-3, atol=1e-3)
 
 
+def test_an_endless_output_keeps_no_more_of_the_heads_cache_than_a_context(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path
+) -> None:
+    answers = []
+    for speculation in [(), (f"eagle:{checkpoint}",)]:
+        engine = LocalEngine(
+            tiny_base,
+            tmp_path,
+            speculation=speculation,
+            max_model_len=64,
+            kv_block_size=8,
+            attention_window=24,
+            attention_sinks=0,
+        )
+        engine.submit(
+            [5, 80, 33, 7],
+            max_tokens=200,
+            ignore_eos=True,
+            is_endless=True,
+            speculation=SpeculationParams(num_tokens=NUM_DRAFTED) if speculation else None,
+        )
+        most = 0
+        with spied() as made:
+            while engine.answers["r0"].finished is None:
+                engine.step()
+                if speculation:
+                    cache = proposer_of(engine).cache
+                    most = max(most, cache.num_blocks - cache.num_free_blocks)
+        engine.close()
+        answers.append(engine.answers["r0"].token_ids)
+    assert answers[0] == answers[1]
+    assert 64 // 8 - 1 <= most <= 64 // 8 + 1, "a context, and its draft tokens"
+    assert any(len(known) > 190 and len(draft) for _, known, draft in made)
+
+
 def test_a_request_whose_cache_was_dropped_drafts_again(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:
