@@ -25,7 +25,7 @@ BENCHMARKS := batching pipeline rank-sums prefix border agent paging target-itl 
 	fleet fleet-fairness divided-ends
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray test-tune tune-check tune-demo tune-evidence image-check \
 	lint format docs console console-check \
-	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence shadow-evidence parallel-evidence parallel-sample \
+	console-packages screenshots simulate simulate-fleet simulate-roles simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence shadow-evidence parallel-evidence parallel-sample \
 	mutation-evidence mutation-survey \
 	first-hour full-disk wheel wheel-check image release test-clients real-check \
 	kernels-report gpu-check lock clean \
@@ -291,6 +291,9 @@ console-check: console ## fail if the committed console is not what its source b
 # It has no deadlines: what runs beside it goes first.
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests nice -n 19 $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
+
+simulate-roles: $(INSTALLED) ## hand prefixes over between simulated replicas that are lost: ARGS='--rounds N --seed S'
+	PYTHONPATH=.src:tests nice -n 19 $(BIN)/python -m roles_simulation $(ARGS)
 
 simulate-fleet: $(INSTALLED) ## compare routing policies on simulated fleets: ARGS='--seeds N --json FILE'
 	PYTHONPATH=.src:tests $(BIN)/python -m fleet_simulation $(ARGS)

@@ -152,17 +152,18 @@ class EngineCore:
         return bool(self._messages) or requests.has_events or requests.has_pieces
 
     def _take_messages(self) -> Iterator[FromEngine]:
-        """The messages for the fetcher, then the answers in order, then the requests' events."""
+        """The messages for the fetcher, then the answers in order, then the requests' events, which
+        say what a prefix has cost, then a piece of it."""
         fetches = self._manager.fetches
         if fetches.read or fetches.wanted:
             yield from map(AdapterRead, fetches.take_read())
             yield from map(AdapterWanted, fetches.take_wanted())
-        if self._requests.has_pieces:
-            yield self._requests.take_piece()
         yield from self._messages
         self._messages = []
         if self._requests.has_events:
             yield self._requests.take_events()
+        if self._requests.has_pieces:
+            yield self._requests.take_piece()
 
     def stats(self) -> EngineStats:
         """Where the engine stands now."""

@@ -12,12 +12,15 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..adapters.identity import AdapterKey
-from .execution.runner import ModelRunner
 from .kv.blocks import KvBlocks
 from .messages import GroupPages, PrefixPiece
 from .request import Request
+
+if TYPE_CHECKING:
+    from .execution.runner import ModelRunner  # which needs torch
 
 PIECE_BYTES = 4 << 20
 """A step sends one piece, so that the events of other requests do not wait for long."""
@@ -60,10 +63,11 @@ class PrefixHandover:
         """The next one to be sent."""
         return self._pieces.popleft()[1]
 
-    def export(self, request: Request) -> None:
-        """Read what is cached of a prompt that has been computed, to be sent in pieces."""
+    def export(self, request: Request, *, is_deleted: bool) -> None:
+        """Read what is cached of a prompt that has been computed, to be sent in pieces: nothing if
+        its adapter `is_deleted`, though the request was still allowed to end."""
         blocks: Sequence[dict[int, int]] = ()
-        if self._is_served:
+        if self._is_served and not is_deleted:
             blocks = self._kv.cached_blocks(request.kv, request.namespace, request.token_ids)
         num_blocks = max((max(found, default=-1) for found in blocks), default=-1) + 1
         starts = range(0, num_blocks, self._blocks_per_piece)

@@ -183,7 +183,7 @@ class RequestLifecycle:
     ) -> None:
         self._scheduler.finish(request)
         if request.submitted.exports_prefix and reason is FinishReason.LENGTH:
-            self._handover.export(request)
+            self._handover.export(request, is_deleted=request.adapter in self._drains)
         self._awaiting.discard(request.request_id)
         del self._holds[request.request_id]
         self._events.finished.append(
@@ -217,7 +217,6 @@ class RequestLifecycle:
     def _open(self, submitted: GenerationRequest) -> Request:
         adapter, seed = submitted.adapter, submitted.sampling.seed
         start = submitted.adapter_start
-        longest = len(submitted.prompt_token_ids) + submitted.sampling.max_tokens
         return Request(
             submitted=submitted,
             namespace=CacheNamespace(
@@ -225,7 +224,7 @@ class RequestLifecycle:
                 self._info.runtime_id,
                 adapter if start is not None else None,
                 submitted.cache_namespace,
-                rotary_start=self._rotary_contexts.start(longest),
+                rotary_start=self._rotary_contexts.start(submitted.greatest_length),
                 adapter_start=start or 0,
             ),
             seed=secrets.randbits(63) if seed is None else seed,

@@ -91,6 +91,7 @@ class Handovers:
             request_id=handover.prefill_id,
             sampling=SamplingParams(max_tokens=0),
             exports_prefix=True,
+            decoded_length=request.greatest_length,
             awaits_prefix=False,
             speculation=None,
         )

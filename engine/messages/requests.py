@@ -73,6 +73,9 @@ class GenerationRequest:
     """Prompt and output together may exceed the engine's `max_model_len`, the prompt alone not."""
     exports_prefix: bool = False
     """The prompt is computed for another engine: its cached blocks are sent as `PrefixPiece`."""
+    decoded_length: int | None = None
+    """With `exports_prefix`: the most tokens, prompt and output, that the request may have which is
+    decoded from the prefix. Some bases compute keys by this length."""
     awaits_prefix: bool = False
     """It waits until another engine's last `PrefixPiece` has come."""
     priority: int = 0
@@ -96,6 +99,13 @@ class GenerationRequest:
     num_lone_steps: int = 0
     """The number of its first steps that run in separate forward passes, because the engine crashed
     in a step of this request, its adapter or its tenant."""
+
+    @property
+    def greatest_length(self) -> int:
+        """The length by which a base with several rotary contexts computes keys."""
+        if self.decoded_length is not None:
+            return self.decoded_length
+        return len(self.prompt_token_ids) + self.sampling.max_tokens
 
     @property
     def has_ttft_target(self) -> bool:

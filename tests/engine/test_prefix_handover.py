@@ -13,7 +13,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine import prefix_handover
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
-from loraplex.engine.messages import DeleteAdapter, PrefixPiece
+from loraplex.engine.messages import DeleteAdapter, FinishReason, PrefixPiece, StepEvents
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, VOCAB_SIZE, save_family
 from support.models import make_adapter
@@ -267,6 +267,33 @@ def test_a_deletion_reaches_what_was_handed_over(tmp_path: Path) -> None:
     cache = engines.decode.core.parts.runner._cache
     used = [tensor[:, :16].abs().sum() for group in cache._host_tensors for tensor in group]
     assert all(total == 0 for total in used), "the pages are zero"
+
+
+def test_a_prompt_that_is_computed_during_a_deletion_is_not_handed_over(tmp_path: Path) -> None:
+    base = save_family(tmp_path / "base", *SERVED["llama"])
+    adapter = make_adapter(base, tmp_path / "adapter", seed=1)
+    engines = Engines(base, tmp_path, [adapter], max_num_batched_tokens=16, max_num_seqs=4)
+    (key,), prefill = engines.keys, engines.prefill
+    request_id = prefill.submit(PROMPT, key, max_tokens=0, exports_prefix=True)
+    while prefill.answers[request_id].started is None:
+        prefill.step()
+    prefill.core.handle(DeleteAdapter(key, 30.0))
+    prefill.run()
+    assert prefill.answers[request_id].end.reason is FinishReason.LENGTH
+    assert [(piece.groups, piece.is_last) for piece in prefill.pieces] == [([], True)]
+    assert prefill.evicted == [key]
+
+
+def test_what_was_cached_of_a_prompt_is_announced_before_its_pages(engines: Engines) -> None:
+    core = engines.prefill.core
+    engines.prefill.submit([15, *PROMPT], max_tokens=0, exports_prefix=True)
+    kinds: list[type] = []
+    while core.has_work:
+        kinds += [type(message) for message in core.step()]
+    assert [each for each in kinds if each in (StepEvents, PrefixPiece)] == [
+        StepEvents,
+        PrefixPiece,
+    ]
 
 
 def test_pieces_that_wait_for_their_turn_are_emptied_by_a_deletion(

@@ -157,12 +157,11 @@ class SimulatedEngine:
 
     # --- messages -------------------------------------------------------------------------------
 
-    def submit(self, submitted: GenerationRequest) -> Request:
+    def submit(self, submitted: GenerationRequest, *, is_held: bool = False) -> Request:
         """Raises what `Scheduler.add` raises, and AdapterDeleted."""
         adapter = submitted.adapter
         if adapter in self.drains:
             raise AdapterDeleted
-        longest = len(submitted.prompt_token_ids) + submitted.sampling.max_tokens
         request = Request(
             submitted=submitted,
             namespace=CacheNamespace(
@@ -170,7 +169,7 @@ class SimulatedEngine:
                 RUNTIME_ID,
                 adapter if submitted.adapter_start is not None else None,
                 submitted.cache_namespace,
-                rotary_start=self._scenario.rotary_contexts.start(longest),
+                rotary_start=self._scenario.rotary_contexts.start(submitted.greatest_length),
                 adapter_start=submitted.adapter_start or 0,
             ),
             seed=submitted.sampling.seed or 0,
@@ -178,7 +177,7 @@ class SimulatedEngine:
             adapter_tier=self.manager.tier(adapter) if adapter else None,
             eos_token_ids=frozenset({STOP_TOKEN}),
         )
-        self.scheduler.add(request)
+        self.scheduler.add(request, is_held=is_held)
         self.contents[request.request_id] = Contents(request.namespace)
         return request
 

@@ -31,6 +31,10 @@ class Invariant(StrEnum):
         "I21 a request gives way only to one of its tenant with a higher priority and less rank"
     )
     MEMORY = "I22 the KV blocks and the arena together never take more than the memory"
+    HANDED_OVER = "I23 nothing that was computed with a deleted adapter is sent or kept"
+    BILLED = (
+        "I24 each token is billed once, and as cached if the prompt's computation found it cached"
+    )
     DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"
 
 

@@ -1,0 +1,1 @@
+"""A simulated fleet with roles: prefixes are handed over between real schedulers and caches."""
