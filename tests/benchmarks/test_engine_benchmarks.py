@@ -24,6 +24,7 @@ from benchmarks import (
     bench_drafts,
     bench_fairness,
     bench_fleet_fairness,
+    bench_handover,
     bench_many_adapters,
     bench_mixed_step,
     bench_paging,
@@ -56,6 +57,7 @@ BENCHMARKS = {
     "adapter-load": bench_adapter_load,
     "speculation": bench_speculation,
     "drafts": bench_drafts,
+    "handover": bench_handover,
 }
 
 
