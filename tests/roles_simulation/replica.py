@@ -83,9 +83,9 @@ class Replica:
         loaders = self.engine.loaders
         while len(loaders) and self._rng.random() < 0.7:
             loaders.run(self._rng.randrange(len(loaders)))
-        for message in self.engine.run_step():
-            self._check(message)
-            self.from_agent.send(message, self._clock())
+        for answer in self.engine.run_step():
+            self._check(answer)
+            self.from_agent.send(answer, self._clock())
         for key in self._gone:
             self._check_uncached(key)
         batch = self.engine.executed
