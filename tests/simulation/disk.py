@@ -98,7 +98,8 @@ class FakeDisk:
     def _read(self, operation: FromDisk, put: Callable[[list[int]], None]) -> Done:
         group, slot = operation.group, operation.host_slot
         stored = self.blocks.get((group, operation.disk_slot))
-        if stored is None or stored.prefix != operation.prefix or self._fails():
+        # Reads are few, so more of them fail.
+        if stored is None or stored.prefix != operation.prefix or self._fails() or self._fails():
             put([self._rng.getrandbits(40)])  # what was decrypted until then
             self.counts["disk_misreads"] += 1
             return WasRead(group, slot, is_right=False, num_bytes=0, seconds=0.0)

@@ -202,7 +202,7 @@ class Nemesis:
         nan_drafts = rng.random() < 0.02 * hostility
         spreads = rng.random() < 0.5
         crash: frozenset[str] = frozenset()
-        if rng.random() < 0.004 * hostility:
+        if rng.random() < 0.006 * hostility:
             crash = self._some_ids()
         return Faults(nan, raises, poison, nan_drafts, crash, spreads)
 

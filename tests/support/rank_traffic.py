@@ -93,8 +93,7 @@ class Traffic:
         return {
             **SETTINGS,
             "speculation": self._proposers(num_stages) if has_drafts else (),
-            # A rank has half of the KV heads, also one of four.
-            "kv_cache_bytes": (96 if shape.size == 1 else 72 // min(size, 2)) * KIB // num_stages,
+            "kv_cache_bytes": _kv_kib(shape) * KIB // num_stages,
             "arena_bytes": (240 if size == 1 else 160) * KIB // num_stages,
             "tensor_parallel_size": size,
             "pipeline_parallel_size": num_stages,
@@ -105,6 +104,15 @@ class Traffic:
         early_exit = () if num_stages > 1 else ("early_exit:1",)
         heads = self.folder / "heads"
         return ("ngram", f"draft:{self.base}", *early_exit, f"medusa_tree:{heads}")
+
+
+def _kv_kib(shape: GroupShape) -> int:
+    """Of a rank, over all stages: little, so that sequences are preempted. With stages, the least
+    that a sequence needs: there, steps begin with fewer requests."""
+    if shape.size == 1:
+        return 96
+    # A rank has half of the KV heads, also one of four.
+    return (72 if shape.num_stages == 1 else 64) // min(shape.ranks_per_stage, 2)
 
 
 class Asked(NamedTuple):
