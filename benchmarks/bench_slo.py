@@ -64,7 +64,7 @@ class Plan:
 
 
 SMOKE = Plan(
-    num_requests=100,
+    num_requests=300,
     num_capacity_requests=40,
     max_num_seqs=8,
     mean_prompt_tokens=50,

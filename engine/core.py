@@ -122,7 +122,8 @@ class EngineCore:
         if self.parts.group:
             self.parts.group.followers.check()
         self._manager.poll()
-        self.parts.kv.poll_disk()
+        if self.parts.kv.disk:
+            self.parts.kv.disk.poll()
         if self.parts.border:
             self.parts.border.poll()
         self._messages += self._requests.poll()
@@ -149,7 +150,7 @@ class EngineCore:
     @property
     def _has_messages(self) -> bool:
         requests = self._requests
-        return bool(self._messages) or requests.has_events or requests.has_pieces
+        return bool(self._messages) or requests.has_events or bool(requests.handover.pieces)
 
     def _take_messages(self) -> Iterator[FromEngine]:
         """The messages for the fetcher, then the answers in order, then the requests' events, which
@@ -162,8 +163,8 @@ class EngineCore:
         self._messages = []
         if self._requests.has_events:
             yield self._requests.take_events()
-        if self._requests.has_pieces:
-            yield self._requests.take_piece()
+        if self._requests.handover.pieces:
+            yield self._requests.handover.take_piece()
 
     def stats(self) -> EngineStats:
         """Where the engine stands now."""

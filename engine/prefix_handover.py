@@ -45,23 +45,20 @@ class PrefixHandover:
         self._kv = kv
         self._runner = runner
         self._blocks_per_piece = max(PIECE_BYTES // sum(block_bytes), 1)
-        self._pieces: deque[_Entry] = deque()
+        self.pieces: deque[_Entry] = deque()
+        """What waits to be sent, in this order."""
 
     def forget(self, key: AdapterKey) -> None:
         """Send nothing more that was computed with this adapter."""
         kept = [
             entry if entry[0] is None or not entry[0].has_part(key) else _nothing(entry)
-            for entry in self._pieces
+            for entry in self.pieces
         ]
-        self._pieces = deque(kept)
-
-    @property
-    def has_pieces(self) -> bool:
-        return bool(self._pieces)
+        self.pieces = deque(kept)
 
     def take_piece(self) -> PrefixPiece:
         """The next one to be sent."""
-        return self._pieces.popleft()[1]
+        return self.pieces.popleft()[1]
 
     def export(self, request: Request, *, is_deleted: bool) -> None:
         """Read what is cached of a prompt that has been computed, to be sent in pieces: nothing if
@@ -74,10 +71,10 @@ class PrefixHandover:
         for start in starts:
             groups = [self._read(group, found, start) for group, found in enumerate(blocks)]
             piece = PrefixPiece(request.request_id, groups, is_last=start == starts[-1])
-            self._pieces.append((request.adapter, piece))
+            self.pieces.append((request.adapter, piece))
         if not num_blocks:
             piece = PrefixPiece(request.request_id, [], is_last=True)
-            self._pieces.append((request.adapter, piece))
+            self.pieces.append((request.adapter, piece))
 
     def store(self, request: Request, piece: PrefixPiece) -> None:
         """Keep a piece on the host, as far as there is room."""

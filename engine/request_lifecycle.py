@@ -57,7 +57,7 @@ class RequestLifecycle:
         self._manager = parts.tiers.manager
         self._grammars = parts.grammars
         self._speculation = parts.speculation
-        self._handover = PrefixHandover(
+        self.handover = PrefixHandover(
             parts.kv,
             parts.runner,
             parts.plan.kv_block_bytes,
@@ -98,7 +98,7 @@ class RequestLifecycle:
             return
         request = self._scheduler.get(piece.request_id)
         assert request is not None, "what has ended waits no longer"
-        self._handover.store(request, piece)
+        self.handover.store(request, piece)
         if piece.is_last:
             self._awaiting.remove(piece.request_id)
             self._let_go(request)
@@ -124,7 +124,7 @@ class RequestLifecycle:
         if not self._drains.open:
             return []
         for key in self._drains.open:
-            self._handover.forget(key)
+            self.handover.forget(key)
         return [AdapterEvicted(key, receipt) for key, receipt in self._drains.poll()]
 
     def start(self, events: Iterable[RequestStarted]) -> None:
@@ -143,15 +143,6 @@ class RequestLifecycle:
         """Announce new tokens, before they are appended to the request."""
         self._statistics.generate(request, len(generated.token_ids))
         self._events.tokens.append(generated)
-
-    @property
-    def has_pieces(self) -> bool:
-        """Whether prefixes wait to be sent."""
-        return self._handover.has_pieces
-
-    def take_piece(self) -> PrefixPiece:
-        """The next piece of a prefix to be sent."""
-        return self._handover.take_piece()
 
     @property
     def has_events(self) -> bool:
@@ -183,7 +174,7 @@ class RequestLifecycle:
     ) -> None:
         self._scheduler.finish(request)
         if request.submitted.exports_prefix and reason is FinishReason.LENGTH:
-            self._handover.export(request, is_deleted=request.adapter in self._drains)
+            self.handover.export(request, is_deleted=request.adapter in self._drains)
         self._awaiting.discard(request.request_id)
         del self._holds[request.request_id]
         self._events.finished.append(

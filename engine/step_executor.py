@@ -93,7 +93,7 @@ class StepExecutor:
     def rest(self) -> None:
         """There is no step to run: erase what deleted adapters have left in the KV cache, and write
         prefixes to the disk."""
-        if not self.has_step_in_flight and (operations := self._kv.take_operations()):
+        if not self.has_step_in_flight and (operations := self._kv.operations.take()):
             self._runner.execute_at_rest(operations)
 
     def run(self, batch: ScheduledBatch) -> None:

@@ -259,7 +259,8 @@ class Execution(Generic[OutputT]):
                 drawing.append(_Drawing(sequence, drawn, rows.computed))
             else:
                 self._scheduler.advance(sequence)
-                self._observe_features(sequence, rows.computed, (), output)
+                if output.features is not None:
+                    self._observe_features(sequence, rows.computed, (), output.features)
                 if sequence.samples:
                     self._requests.finish(sequence.request, FinishReason.LENGTH)
         if step.sampled is not None:
@@ -343,7 +344,9 @@ class Execution(Generic[OutputT]):
         self._requests.generate(request, generated)
         self._scheduler.append(request, token_ids)
         self._scheduler.advance(sequence, num_accepted=len(path))
-        self._observe_features(sequence, entry.computed, path[: len(token_ids) - 1], output)
+        if output.features is not None:
+            accepted = path[: len(token_ids) - 1]
+            self._observe_features(sequence, entry.computed, accepted, output.features)
         hidden_states = output.hidden_states
         if request.draft is not NO_DRAFT or hidden_states is not None:
             row = entry.rows[1 + path[len(token_ids) - 2] if len(token_ids) > 1 else 0]
@@ -360,15 +363,13 @@ class Execution(Generic[OutputT]):
             self._follow(request, request.matcher, token_ids)
 
     def _observe_features(
-        self, sequence: ScheduledSequence, computed: range, path: Sequence[int], output: OutputT
+        self, sequence: ScheduledSequence, computed: range, path: Sequence[int], features: Any
     ) -> None:
         """Show the proposers what the step has computed of the request's tokens.
 
         `computed`: the sequence's rows. `path`: of its draft the tokens that were accepted.
+        `features`: of all rows of the step.
         """
-        features = output.features
-        if features is None:
-            return
         num_known = sequence.num_tokens - sequence.num_draft_tokens
         known, drafted = computed[:num_known], computed[num_known:]
         own = features[known.start : known.stop]

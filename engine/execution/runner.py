@@ -199,9 +199,12 @@ class ModelRunner:
                 return output
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
         observed = tuple(observations.values())
-        with self._watched(pools=pools) as watched:
+        if pools or self.features is not None:
+            with self._watched(pools=pools) as watched:
+                output = self.run_chunks(chunks, leases, pending, observed)
+            output = watched.added_to(output)
+        else:
             output = self.run_chunks(chunks, leases, pending, observed)
-        output = watched.added_to(output)
         for request, observation in observations.items():
             request.attention_mass = observation.after
         return output

@@ -15,7 +15,7 @@ from ...adapters.identity import AdapterKey
 from .disk_tier import DiskTier, Place, Store
 from .eviction import NEVER, EvictionPlan
 from .group_blocks import GroupBlocks
-from .layout import STATE_WINDOW, KvGroup, KvOperation, OperationLog, num_blocks_for
+from .layout import STATE_WINDOW, KvGroup, OperationLog, num_blocks_for
 from .prefix_cache import CacheNamespace
 from .sequence_blocks import SequenceBlocks
 from .shared_prefixes import SharedPrefixes
@@ -109,17 +109,7 @@ class KvBlocks:
         )
         for group in self.groups:
             group.disk = self.disk
-
-    def take_operations(self) -> list[KvOperation]:
-        """What the tensors have to do before the next forward, copies for the disk included."""
-        if self.disk is not None:
-            self.disk.spill()
-        return self.operations.take()
-
-    def poll_disk(self) -> None:
-        """Take note of what the disk has done."""
-        if self.disk is not None:
-            self.disk.poll()
+        self.operations.before_take = self.disk.spill
 
     # --- a sequence's way -------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Torch-free: the scheduler queues operations, and the tensor code executes them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...adapters.identity import AdapterKey
@@ -189,6 +189,8 @@ class OperationLog:
         """By group and host slot, the blocks to copy after all of `_operations`."""
         self._to_zero: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         """By group, the blocks to clear after these copies, and their open slots."""
+        self.before_take: Callable[[], None] | None = None
+        """Adds copies to the disk."""
 
     def keep(self, group: int, block_id: int, host_slot: int) -> None:
         """Copy an evicted prefix to the host before its block is given other content, or the null
@@ -207,6 +209,8 @@ class OperationLog:
 
     def take(self) -> list[KvOperation]:
         """Hand out the log, which is empty afterwards."""
+        if self.before_take:
+            self.before_take()
         if self._to_zero or self._to_keep:
             self._flush()
         operations, self._operations = self._operations, []

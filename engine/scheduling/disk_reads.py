@@ -57,7 +57,7 @@ class DiskReads:
         self._waits.pop(request, None)
 
     def poll(self) -> list[Request]:
-        """The requests that need not wait longer. Behind `KvBlocks.poll_disk`."""
+        """The requests that need not wait longer. Behind `DiskTier.poll`."""
         if not self._waits:
             return []
         self._learn()

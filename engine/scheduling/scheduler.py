@@ -380,8 +380,9 @@ class Scheduler:
             is_ahead=self._is_ahead,
             ends_at_blocks=self._kv.holds_states,
         )
-        for request in self._disk_reads.poll():
-            self.release(request)
+        if self._kv.disk:
+            for request in self._disk_reads.poll():
+                self.release(request)
         if now >= self._deadlines.earliest:
             self._end_expired(step, now)
         if now >= self._late_times.earliest:
@@ -399,7 +400,7 @@ class Scheduler:
         if now >= self._leases.next_expect_time:
             self._leases.expect_next(self._waiting)
         self._is_held_up = step.is_held_up
-        return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
+        return Schedule(step.batch(self._kv.operations.take), step.started, step.failed)
 
     def note_launch(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Take note that a step with these sequences is in flight: the next one goes on from them.
@@ -544,10 +545,12 @@ class Scheduler:
             self._drafts.pass_over()
             return
         num_free = step.budget - (self.limits.block_size if has_prompts else 0)
-        num_free = min(num_free, self._num_drafts_in_time(step))
         if num_free <= 0 or not step.decodes:
             return
-        for request, num_wanted in self._drafts.plan(step.decodes.keys(), num_free).items():
+        if not (planned := self._drafts.plan(step.decodes.keys(), num_free)):
+            return
+        num_free = min(num_free, self._num_drafts_in_time(step))
+        for request, num_wanted in planned.items():
             left = request.submitted.sampling.max_tokens - request.num_generated_tokens
             # None is in the step that compacts, as it may be wrong.
             num_uncompacted = request.kv.compacts_at - request.num_computed_tokens

@@ -112,14 +112,22 @@ def test_goodput_under_overload_is_measured_with_and_without_a_target(
 ) -> None:
     assert bench_slo.main(["--smoke", "--models", str(tmp_path)]) == 0
     report = last_line(capsys)
-    plain, bound, plain_flood, bound_flood = report["rows"]
+    of_all, of_classes = report["rows"][:4], report["rows"][4:]
+    plain, bound, plain_flood, bound_flood = of_all
     assert bound["goodput, requests/s"] > plain["goodput, requests/s"]
     assert bound_flood["goodput, requests/s"] > plain_flood["goodput, requests/s"]
-    assert [row["refused"] > 0 for row in report["rows"]] == [False, True, False, True]
+    assert [row["refused"] > 0 for row in of_all] == [False, True, False, True]
     assert bound_flood["quiet refused"] == 0
     ratio = report["goodput_over_capacity_with_target"]
     capacity = report["capacity_requests_per_second"]
     assert ratio == pytest.approx(bound["goodput, requests/s"] / capacity)
+    for arrivals in ("classes", "tenant classes"):
+        goodput = {
+            row["target"]: row["goodput, requests/s"]
+            for row in of_classes
+            if row["arrivals"] == arrivals
+        }
+        assert goodput["class"] > max(goodput["none"], goodput["TTFT"])
 
 
 def test_the_moving_border_is_compared_with_every_fixed_one(

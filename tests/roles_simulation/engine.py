@@ -97,7 +97,7 @@ class ReplicaEngine(SimulatedEngine):
         events, self._events = self._events, StepEvents()
         if events.started or events.tokens or events.finished:
             yield events
-        if self.handover.has_pieces:
+        if self.handover.pieces:
             yield self.handover.take_piece()
 
     @property

@@ -101,7 +101,7 @@ class Replica:
         engine = self.engine
         return (
             (not engine.pipeline.is_empty)
-            + engine.handover.has_pieces
+            + len(engine.handover.pieces)
             + engine.manager.has_pending_work
             + len(engine.loaders)
         )
@@ -114,7 +114,7 @@ class Replica:
         blocks = sum(kv.num_usable(each) - kv.num_free(each) for each in range(len(kv.groups)))
         queued = scheduler.num_waiting + scheduler.num_running
         leases = len(engine.manager._leases)
-        return blocks + queued + leases + len(engine.awaiting) + engine.handover.has_pieces
+        return blocks + queued + leases + len(engine.awaiting) + len(engine.handover.pieces)
 
     def _open_engine(self) -> ReplicaEngine:
         engine = ReplicaEngine(self._scenario, clock=self._clock, want=self.store.want)

@@ -219,7 +219,8 @@ class SimulatedEngine:
         if self.border:
             self.border.poll()
         self._reap_if_due()
-        self.kv.poll_disk()
+        if self.kv.disk:
+            self.kv.disk.poll()
         self.evicted = self.drains.poll()
         self.draft_tokens.begin_step()
         self.has_read = False
@@ -234,7 +235,7 @@ class SimulatedEngine:
         else:
             self.pipeline.finish_first()
             if self.pipeline.is_empty:
-                self.device.launch_operations(self.kv.take_operations())
+                self.device.launch_operations(self.kv.operations.take())
         self.counts["late_leases"] += len(self.scheduler._leases.late)
         self._tell_fetcher()
         self.delivered += self._announced
