@@ -110,6 +110,7 @@ class RequestLifecycle:
 
     def delete_adapter(self, key: AdapterKey, drain_seconds: float) -> None:
         """Refuse new requests for this adapter. End the others by the deadline; see `Drains`."""
+        self.handover.forget(key)
         self._drains.begin(key, drain_seconds)
 
     def poll(self) -> list[AdapterEvicted]:
@@ -123,8 +124,6 @@ class RequestLifecycle:
             self._release_compiled()
         if not self._drains.open:
             return []
-        for key in self._drains.open:
-            self.handover.forget(key)
         return [AdapterEvicted(key, receipt) for key, receipt in self._drains.poll()]
 
     def start(self, events: Iterable[RequestStarted]) -> None:

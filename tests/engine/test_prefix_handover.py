@@ -323,26 +323,6 @@ def test_pieces_that_wait_for_their_turn_are_emptied_by_a_deletion(
     assert others[-1].is_last
 
 
-def test_pieces_of_a_request_that_drained_are_emptied_before_the_receipt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefix_handover, "PIECE_BYTES", 1)
-    base = save_family(tmp_path / "base", *SERVED["llama"])
-    adapter = make_adapter(base, tmp_path / "adapter", seed=1)
-    engines = Engines(
-        base, tmp_path, [adapter], max_num_seqs=4, max_num_batched_tokens=2 * BLOCK_SIZE
-    )
-    (key,), engine = engines.keys, engines.prefill
-    name = engine.submit(PROMPT, key, max_tokens=0, exports_prefix=True)
-    while engine.answers[name].started is None:
-        engine.step()
-    engine.core.handle(DeleteAdapter(key, 60.0))
-    engine.run()
-    assert engine.answers[name].end.error is None, "it ran to its end"
-    assert len(engine.pieces) == len(PROMPT) // BLOCK_SIZE
-    assert not any(piece.groups for piece in engine.pieces[1:])
-
-
 def test_a_host_with_less_room_than_a_piece_keeps_no_mixture(tmp_path: Path) -> None:
     """Later blocks of the piece displace earlier ones."""
     base = save_family(tmp_path / "base", *SERVED["llama"])
