@@ -365,8 +365,6 @@ class EngineConfig:
             "kv_dtype": (
                 self.pipeline_parallel_size > 1 and KvDtype(self.kv_dtype).quantizes_blocks
             ),
-            # Each rank has a part of every block.
-            "prefix_disk_bytes": bool(self.prefix_disk_bytes),
         }
         for name, is_refused in refused.items():
             if is_refused:

@@ -13,6 +13,7 @@ import torch
 from .adapter_tiers import AdapterTiers, open_adapter_tiers
 from .checkpoint.files import locate_base
 from .config import EngineConfig
+from .errors import InvalidParameter
 from .execution.cpu_threads import CpuThreads, open_cpu_threads
 from .execution.decode_graphs import open_decode_graphs, serves_graphs
 from .execution.grammars import Grammars, open_grammars
@@ -98,6 +99,8 @@ def open_parts(
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         return _open_parts(config, None, clock, base_id, prefix_key or new_tier_key())
+    if config.prefix_disk_bytes:  # each rank has a part of every block
+        raise InvalidParameter("prefix_disk_bytes", config.ranks_obstacle)
     group = open_group(config)
     torch.set_num_threads(threads_per_rank(config, group.num_ranks_here))
     try:

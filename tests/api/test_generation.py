@@ -18,7 +18,7 @@ from loraplex.api.inference import generation
 from loraplex.api.inference.sequence_text import Delta, SequenceText
 from loraplex.api.tools.reasoning import Reasoning
 from loraplex.api.tools.reasoning_format import THINK, Beginning
-from loraplex.engine.errors import EngineError, EngineUnavailable
+from loraplex.engine.errors import EngineUnavailable, StaleExtent
 from loraplex.engine.messages import (
     FinishReason,
     RequestStarted,
@@ -39,12 +39,6 @@ from support.scripted_generation import (
 @pytest.fixture(scope="module")
 def tokenizer(tiny_base: Path) -> Tokenizer:
     return Tokenizer(tiny_base)
-
-
-class Unpublished(EngineError):
-    """Its code is for the engine's own use."""
-
-    code = "unpublished"
 
 
 def tokens(tokenizer: Tokenizer, text: str) -> TokensGenerated:
@@ -430,8 +424,8 @@ def test_an_engine_that_refuses_to_take_it_is_raised_at_the_start(tokenizer: Tok
 
 def test_an_error_with_an_unpublished_code_ends_its_request(tokenizer: Tokenizer) -> None:
     scenario = Scenario(tokenizer, [])
-    scenario.engine.submit = Mock(side_effect=Unpublished)  # type: ignore[method-assign]
-    with pytest.raises(Unpublished):
+    scenario.engine.submit = Mock(side_effect=StaleExtent)  # type: ignore[method-assign]
+    with pytest.raises(StaleExtent):
         run(scenario.text())
     counted = re.findall(r'slo_sequences_total{result="(\w+)"', scenario.metrics.render().decode())
     assert counted == ["failed"]

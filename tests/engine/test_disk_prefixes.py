@@ -574,11 +574,6 @@ def test_a_crowd_has_the_tokens_of_requests_alone(
             "prefix_disk_bytes",
             "requires prefix caching",
         ),
-        (
-            {"prefix_disk_bytes": 1, "swap_bytes": 1, "tensor_parallel_size": 2},
-            "prefix_disk_bytes",
-            "--tensor-parallel-size above 1",
-        ),
     ],
 )
 def test_a_disk_that_could_not_be_used_is_refused(
@@ -587,6 +582,12 @@ def test_a_disk_that_could_not_be_used_is_refused(
     with pytest.raises(InvalidParameter, match=message) as refused:
         EngineConfig("base", **config)  # type: ignore[arg-type]
     assert refused.value.param == param
+
+
+def test_a_group_of_ranks_has_no_disk(tiny_base: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="--tensor-parallel-size above 1") as refused:
+        make_engine(tiny_base, tmp_path, tensor_parallel_size=2)
+    assert refused.value.param == "prefix_disk_bytes"
 
 
 def test_a_disk_without_a_folder_is_refused(tiny_base: Path, tmp_path: Path) -> None:

@@ -126,5 +126,10 @@ def test_every_option_is_told_of() -> None:
     options = {option for param in command.commands["train"].params for option in param.opts}
     told = {name for page in PAGES for name in re.findall(r"--[a-z][a-z-]+", page.read_text())}
     assert options - told == set()
-    others = {"--speculation", "--tensor-parallel-size", "--pipeline-parallel-size"}
+    others = {
+        "--max-model-len",
+        "--speculation",
+        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
+    }
     assert told - options == others
