@@ -43,7 +43,7 @@ class Claims:
             self._draining = None
 
     def withhold(self, window: Extent) -> None:
-        """Claim the end of the arena for nobody; claims there are dropped."""
+        """Keep adapters out of this end of the arena. Claims that overlap it are dropped."""
         self.withheld[:] = [window]
         for key in [key for key, other in self._windows.items() if window.overlaps(other)]:
             self.drop(key)
