@@ -28,7 +28,12 @@ gc.set_threshold(100_000)  # see pytest_collection_finish
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
-pytest_plugins = ["support.first_files", "support.slow_files", "support.slowest_files"]
+pytest_plugins = [
+    "support.first_files",
+    "support.slow_files",
+    "support.slow_sample",
+    "support.slowest_files",
+]
 
 
 def pytest_collection_finish() -> None:

@@ -42,6 +42,7 @@ from loraplex.engine.messages import (
 )
 from loraplex.engine.parts import open_parts
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.scheduling.scheduler import Scheduler
 
 MIB = 1 << 20
 IDLE_SECONDS = 0.0002
@@ -116,6 +117,11 @@ def make_request(
     )
 
 
+def _always_swap(scheduler: Scheduler) -> None:
+    """Which preempted requests keep their KV would else depend on measured seconds."""
+    scheduler._swap_costs.round_trip_seconds = lambda kv: 0.0  # type: ignore[method-assign]
+
+
 class LocalEngine:
     """An EngineCore with its fetcher: submit, run until idle, read the answers."""
 
@@ -134,6 +140,7 @@ class LocalEngine:
         engine_config = EngineConfig(str(model), **settings)  # type: ignore[arg-type]
         prefix_key = cast(bytes | None, prefix_key)
         parts = open_parts(engine_config, clock=clock, prefix_key=prefix_key)
+        _always_swap(parts.scheduler)
         self.core = EngineCore(replace(parts, grammars=grammars or parts.grammars))
         self.blocks = Path(tempfile.mkdtemp(dir=blocks))
         self.answers: dict[str, Answer] = defaultdict(Answer)
