@@ -33,6 +33,7 @@ from .messages import LatencyTargets
 from .model.base_model import BaseModel, load_base_model, weight_format
 from .model.first_layers import num_exit_layers
 from .model.load_quantization import LoadQuantization
+from .model.rounded_linears import rounded_format
 from .model.sharded_base import load_sharded_base
 from .ranks.commands import OpenPools
 from .ranks.leader_kv_cache import LeaderKvCache
@@ -222,7 +223,10 @@ def _load(config: EngineConfig, base_id: str | None, group: RankGroup | None) ->
         base = load_sharded_base(config, group.links, base_id=base_id)
     else:
         base = load_base_model(
-            config, base_id=base_id, check_room=partial(check_weights_fit, config)
+            config,
+            base_id=base_id,
+            check_room=partial(check_weights_fit, config),
+            rounded=rounded_format(config),
         )
     return _Loaded(
         base,

@@ -55,10 +55,11 @@ def plan_engine(
     groups = groups_of(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
     activation_bytes += config.max_num_seqs * _state_bytes(base)
+    num_drafting_layers = num_exit_layers + (len(base.kv_shapes) if base.rounded_bytes else 0)
     graph_bytes = _graph_bytes(
-        config, base, groups, has_adapters=True, num_exit_layers=num_exit_layers
+        config, base, groups, has_adapters=True, num_drafting_layers=num_drafting_layers
     )
-    proposers = ProposerDemand(head_bytes=head_bytes)
+    proposers = ProposerDemand(head_bytes=head_bytes, rounded_bytes=base.rounded_bytes)
     if eagle:
         activation_bytes += eagle.reading_bytes
         proposers = proposers._replace(
@@ -193,13 +194,13 @@ def _graph_bytes(
     groups: Sequence[KvGroup],
     *,
     has_adapters: bool = False,
-    num_exit_layers: int = 0,
+    num_drafting_layers: int = 0,
 ) -> int:
     """The activations and fixed memory of the largest captured step, and the size of the graphs; 0
     without graphs.
 
     The graphs of a model share their activations with each other, but not with eager steps.
-    `num_exit_layers`: those of early exit, which are captured once more.
+    `num_drafting_layers`: those that draft, which are captured once more.
     """
     if not serves_graphs(config, base):
         return 0
@@ -209,7 +210,7 @@ def _graph_bytes(
         config,
         layout,
         vocab_size=base.vocab_size,
-        num_layers=len(base.kv_shapes) + num_exit_layers,
+        num_layers=len(base.kv_shapes) + num_drafting_layers,
         has_adapters=has_adapters,
     )
 

@@ -17,7 +17,7 @@ from ..kv.cache import KvCache
 from ..kv.layout import KvOperation
 from ..model.adapter_runs import adapter_runs
 from ..model.base_model import BaseModel
-from ..model.first_layers import FirstLayers
+from ..model.drafting_part import DraftingPart
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
 from ..model.inputs import PendingTokens, SampledTokens, SequenceChunk, make_inputs
 from ..model.layer_features import LayerFeatures
@@ -258,14 +258,14 @@ class ModelRunner:
             self._needed = leases, needs
         return needs
 
-    def run_first_layers(
+    def run_drafting(
         self,
-        layers: FirstLayers,
+        part: DraftingPart,
         chunks: Sequence[SequenceChunk],
         leases: Sequence[Lease | None],
     ) -> StepOutput:
-        """Like `run_chunks`, of the model's first layers."""
-        with layers.only():
+        """Like `run_chunks`, of this part of the model."""
+        with part.only():
             return self.run_chunks(chunks, leases)
 
     def run_chunks(

@@ -54,6 +54,8 @@ class ProposerDemand(NamedTuple):
     windows would."""
     head_bytes: int = 0
     """Medusa heads, already loaded."""
+    rounded_bytes: int = 0
+    """The base's linear layers once more, in fewer bits, already loaded."""
     eagle_bytes: int = 0
     """An EAGLE head, already loaded."""
     eagle_block_bytes: int = 0
@@ -61,7 +63,7 @@ class ProposerDemand(NamedTuple):
 
     @property
     def loaded_bytes(self) -> int:
-        return self.model_bytes + self.head_bytes + self.eagle_bytes
+        return self.model_bytes + self.head_bytes + self.rounded_bytes + self.eagle_bytes
 
     @property
     def block_bytes(self) -> int:

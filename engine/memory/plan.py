@@ -307,6 +307,8 @@ def _lines(
         yield f"decode graphs {_mib(base.graph_bytes)}"
     if proposers.head_bytes:
         yield f"Medusa heads {_mib(proposers.head_bytes)}"
+    if proposers.rounded_bytes:
+        yield f"rounded linear layers for drafts {_mib(proposers.rounded_bytes)}"
 
 
 def _mib(num_bytes: int) -> str:

@@ -23,7 +23,7 @@ from ...kernels.joined_linear import JoinedLinear
 from ...kernels.linear import DenseLinear, Linear
 from ...kernels.linear_packing import pack_linear
 from ...kernels.packed_experts import PackedExperts
-from ...kernels.quantize import WeightFormat
+from ...kernels.quantize import WeightFormat, quantize
 from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.base_config import read_config_file
 from ..checkpoint.base_identity import compute_base_id
@@ -62,7 +62,7 @@ from .latent_attention import replace_latents
 from .linear import FusedProjection, ProjectionSlice
 from .linear_shards import LinearShards
 from .load_quantization import LoadQuantization
-from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends
+from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends, round_head
 from .parity_bound import parity_bound
 from .part_weights import part_weights
 from .rope import RotaryContexts, rotary_contexts
@@ -116,6 +116,8 @@ class BaseModel:
     one."""
     shared_heads: SharedHeads | None = None
     """The ranks that hold the same KV head; None: no other rank does."""
+    rounded_head: Linear | None = None
+    """The output head in fewer bits, for drafts; None: they multiply by the head itself."""
 
     @property
     def layout(self) -> BaseLayout:
@@ -157,6 +159,12 @@ class BaseModel:
     def linears(self) -> list[Linear]:
         """The packed linear layers, those of the ends included."""
         return [*(fused.linear for fused in self.projections), *self.packed_ends.linears]
+
+    @property
+    def rounded_bytes(self) -> int:
+        """The bytes of what is held once more, rounded."""
+        linears = [*(fused.rounded for fused in self.projections), self.rounded_head]
+        return sum(linear.weight_bytes for linear in linears if linear is not None)
 
     @property
     def weight_formats(self) -> str:
@@ -229,12 +237,14 @@ def load_base_model(
     *,
     base_id: str | None = None,
     check_room: Callable[[nn.Module, torch.dtype, torch.device], None] | None = None,
+    rounded: WeightFormat | None = None,
 ) -> BaseModel:
     """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot.
 
     base_id: to which its adapters are bound, if not to these files.
     check_room: is called with the model on the meta device, before weights are read that are
     loaded as they are; raises InsufficientMemory.
+    rounded: the format in which linear layers and output head are held once more, for drafts.
     """
     model_dir = locate_base(engine.model)
     config = load_config(model_dir)
@@ -282,10 +292,15 @@ def load_base_model(
         kv_error = paged_error(model, kv_shapes, kv_cases, kv_format, kv_test.cuts)
     ends = adapt_ends(model)
     digests = end_digests(model, model_dir)
+    rounded_head = None
+    if rounded is not None and engine.embedding_quantization is Quantization.NONE:
+        rounded_head = round_head(model, ends, rounded)
     # The decoder's layers may still be in their files: there is room for two copies of the ends.
     packed_ends = pack_ends(model, ends, weight_format(engine.embedding_quantization))
     return_freed_memory()
-    projections = replace_linears(model, quantization=quantization, kept_dense=absorbed)
+    projections = replace_linears(
+        model, quantization=quantization, kept_dense=absorbed, rounded=rounded
+    )
     pack_moe_layers(moe_layers, quantization)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
@@ -330,6 +345,7 @@ def load_base_model(
         self_test_error=error,
         self_test_bound=parity_bound(dtype, parts),
         kv_error=kv_error,
+        rounded_head=rounded_head,
     )
 
 
@@ -459,11 +475,13 @@ def replace_linears(
     quantization: LoadQuantization,
     kept_dense: Collection[str] = (),
     shards: LinearShards | None = None,
+    rounded: WeightFormat | None = None,
 ) -> list[FusedProjection]:
     """Swap every linear layer but the output head for a slice of a packed projection.
 
     kept_dense: the layers whose weight stays a tensor in the serving dtype. shards: cuts this
-    rank's part of each layer; None: all of it. Each original weight is freed before the next
+    rank's part of each layer; None: all of it. rounded: a format in which each is packed once more.
+    Each original weight is freed before the next
     projection is packed. The largest are packed first, while little else is in memory: a projection
     is in memory in two forms meanwhile.
     """
@@ -474,11 +492,15 @@ def replace_linears(
     with report_progress("packing projections", len(groups)) as advance:
         for names in sorted(groups, key=lambda names: -sizes[names[0]]):
             group = [(name, linears.pop(name)) for name in names]
+            also_rounded: Linear | None = None
             if kept_dense and set(names) <= set(kept_dense):
                 linear: Linear = _dense_linear(*group[0], shards)
             else:
+                if rounded is not None:
+                    also_rounded = _round_group(group, quantization, rounded)
                 linear = _pack_group(group, quantization, shards)
             packed[names[0]] = _replace_group(model, group, linear, shards)
+            packed[names[0]].rounded = also_rounded
             del group
             return_freed_memory()
             advance()
@@ -562,6 +584,20 @@ def _pack_group(
     return JoinedLinear(
         [pack(weight, [layer]) for weight, layer in zip(weights, group, strict=True)]
     )
+
+
+def _round_group(
+    group: Sequence[tuple[str, nn.Module]],
+    quantization: LoadQuantization,
+    weight_format: WeightFormat,
+) -> Linear:
+    """As `_pack_group`, of the served values rounded to this format."""
+    dtype = _weight(group[0][1]).dtype
+    values = [
+        value.dequantize(dtype) if isinstance(value, QuantizedWeight) else value.to(dtype)
+        for value in group_weights(group, quantization)
+    ]
+    return pack_linear(quantize(torch.cat(values), weight_format), _bias(group, None), dtype=dtype)
 
 
 def _pack(

@@ -136,6 +136,8 @@ class FusedProjection:
         """`exchange`: how the ranks' results become whole; None: this one's is."""
         self.projection = projection
         self.linear = linear
+        self.rounded: Linear | None = None
+        """The same layers in fewer bits, for the base's own drafts; None without them."""
         self._exchange = exchange
         outs = [part.out_features for part in projection.slices]
         self._splits = outs if exchange is None else exchange.slice_outs

@@ -67,6 +67,19 @@ class OutputHead:
         replace_module(model, self.name, linear)
         self._module = self.base_weights = linear
 
+    @contextmanager
+    def replaced_by(self, linear: Linear, model: nn.Module) -> Iterator[None]:
+        """Inside, the model has this layer as its head, with the adapters' changes to the base's
+        own."""
+        served = self._module
+        replace_module(model, self.name, linear)
+        self._module = linear
+        try:
+            yield
+        finally:
+            replace_module(model, self.name, served)
+            self._module = served
+
     def attach(self, arena: Arena, slice_range: range) -> None:
         self._adapters = LinearAdapters(self.projection, self.base_weights, arena, slice_range)
 

@@ -113,6 +113,16 @@ def pack_ends(
     )
 
 
+def round_head(
+    model: PreTrainedModel, ends: ModelEnds, weight_format: WeightFormat
+) -> QuantizedLinear | None:
+    """The output head in this format, before `pack_ends`; None: its file's form or its class leaves
+    it as it is."""
+    head = model.get_output_embeddings()
+    can_be_replaced = ends.head is not None and _stored_format(head) is None
+    return _quantized(head, weight_format) if can_be_replaced else None
+
+
 def _stored_format(module: nn.Module) -> str | None:
     stored = stored_weight(module)
     return None if stored is None else format_of(stored)

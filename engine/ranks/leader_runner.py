@@ -15,7 +15,7 @@ from ..execution.execution import Sampled
 from ..execution.pooling import last_hidden_states
 from ..execution.runner import ModelRunner, StepOutput, chunk_of
 from ..model.base_model import BaseModel
-from ..model.first_layers import FirstLayers
+from ..model.drafting_part import DraftingPart
 from ..model.inputs import PendingTokens, SequenceChunk
 from ..request import Request
 from ..scheduling.batch import ScheduledSequence
@@ -123,14 +123,14 @@ class LeaderRunner(ModelRunner):
             assert output is not None, "graphs that ranks share serve the step or raise"
         return self._checked(output)
 
-    def run_first_layers(
+    def run_drafting(
         self,
-        layers: FirstLayers,
+        part: DraftingPart,
         chunks: Sequence[SequenceChunk],
         leases: Sequence[Lease | None],
     ) -> StepOutput:
-        """See `ModelRunner.run_first_layers`. Raises RankLost."""
-        with layers.only():
+        """See `ModelRunner.run_drafting`; the part is that of early exit. Raises RankLost."""
+        with part.only():
             self._followers.tell(_command(chunks, leases, is_early_exit=True))
             return self._compute(chunks, leases)
 

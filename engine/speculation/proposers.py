@@ -8,9 +8,9 @@ from ..config import PROPOSERS, EngineConfig
 from ..errors import InvalidParameter
 from ..execution.runner import ModelRunner
 from ..model.base_model import BaseModel
-from .early_exit import open_early_exit
 from .ngram import NgramProposer
 from .proposer import Proposer
+from .self_draft import open_early_exit, open_quantized
 
 Opener = Callable[[str, EngineConfig, BaseModel, ModelRunner], Proposer]
 """Its first argument is the text after the colon of the configuration, empty if there is none."""
@@ -31,6 +31,7 @@ def _opened(proposer: Proposer) -> Opener:
 OPENERS: dict[str, Opener] = {
     "early_exit": open_early_exit,
     "ngram": _open_ngram,
+    "quantized": open_quantized,
 }
 
 

@@ -31,6 +31,7 @@ from benchmarks import (
     bench_pipeline,
     bench_prefix,
     bench_prompts,
+    bench_quantized_drafts,
     bench_quantized_serving,
     bench_rank_sums,
     bench_speculation,
@@ -57,6 +58,7 @@ BENCHMARKS = {
     "adapter-load": bench_adapter_load,
     "speculation": bench_speculation,
     "drafts": bench_drafts,
+    "quantized-drafts": bench_quantized_drafts,
     "handover": bench_handover,
 }
 

@@ -340,7 +340,7 @@ def test_early_exit_runs_in_graphs_of_its_own(
     engines = Engines(base, tmp_path, monkeypatch, speculation=speculation)
     key = engines.add_adapter(make_adapter(base, tmp_path / "adapter", seed=1))
     lines = engines.replayed.core.parts.plan.lines
-    assert any(line.startswith("early exit: ") for line in lines)
+    assert any(line.startswith("early_exit: ") for line in lines)
     num_captured = engines.recorder.num_captured
     assert num_captured == 2 * decode_graphs.CLASSES_AT_START * len(row_sizes(6, 256))
     expected = _serve(engines.eager, [None, key, None], max_tokens=30)

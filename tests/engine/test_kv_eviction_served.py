@@ -44,6 +44,7 @@ PROPOSERS = {
     "draft": "draft:{base}",
     "medusa": "medusa:{heads}",
     "medusa_tree": "medusa_tree:{heads}",
+    "quantized": "quantized:int8",
 }
 """What the engine's configuration says."""
 LENGTHS = (106, 81)

@@ -34,7 +34,10 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        (["hydra"], "hydra is not one of ngram, draft, early_exit, medusa, medusa_tree, eagle"),
+        (
+            ["hydra"],
+            "hydra is not one of ngram, draft, early_exit, medusa, medusa_tree, eagle, quantized",
+        ),
         (["off,ngram"], "off cannot be combined with other proposers"),
         (["ngram", "ngram"], "is named twice"),
         (["draft:a,draft:b"], "is named twice"),

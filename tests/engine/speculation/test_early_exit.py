@@ -26,9 +26,9 @@ from loraplex.engine.model.inputs import SequenceChunk
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.drawing import make_drawing
-from loraplex.engine.speculation.early_exit import EarlyExitProposer, open_early_exit
 from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.speculation.proposers import OPENERS
+from loraplex.engine.speculation.self_draft import SelfDraftProposer, open_early_exit
 from support.engine import LocalEngine
 from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits
@@ -39,9 +39,9 @@ PROMPTS = [[7, 1, 12, 90], [3, 3, 5] * 6, [200, 41], list(range(40, 71)), [9] * 
 
 def open_all_layers(
     _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
-) -> EarlyExitProposer:
+) -> SelfDraftProposer:
     layers = FirstLayers(base.model, base.config, base.config.num_hidden_layers)
-    return EarlyExitProposer(layers, runner, make_drawing(config.acceptance))
+    return SelfDraftProposer("early_exit", layers, runner, make_drawing(config.acceptance))
 
 
 def answer_all(
@@ -270,8 +270,8 @@ class BreakingRunner:
     def graphs_within(self, *_: object) -> None:
         """It has none."""
 
-    def run_first_layers(
-        self, _layers: object, chunks: Sequence[SequenceChunk], _leases: object
+    def run_drafting(
+        self, _part: object, chunks: Sequence[SequenceChunk], _leases: object
     ) -> StepOutput:
         self.num_calls += 1
         value = torch.nan if self.num_calls > 1 else 0.0
@@ -284,7 +284,7 @@ class BreakingRunner:
 def test_a_draft_whose_numbers_break_down_ends_and_leaves_none_of_them_behind() -> None:
     runner, layers = BreakingRunner(), SimpleNamespace(only=nullcontext)
     drawing = make_drawing(Acceptance.COUPLED)
-    proposer = EarlyExitProposer(cast(Any, layers), cast(Any, runner), drawing)
+    proposer = SelfDraftProposer("early_exit", cast(Any, layers), cast(Any, runner), drawing)
     submitted = GenerationRequest("r", "acme", [1, 2, 3], SamplingParams(max_tokens=8))
     request = Request(submitted, CacheNamespace("acme", "runtime", None), 0, 0.0, None)
     request.kv = SequenceBlocks.empty(1)

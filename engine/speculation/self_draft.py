@@ -1,8 +1,9 @@
-"""Self-speculation: the base's first layers, its norm and its output head propose tokens.
+"""Self-speculation: a cheaper form of the base proposes tokens, with the request's own adapter.
 
-Draft & Verify (Zhang et al. 2023), LayerSkip (Elhoushi et al. 2024). It needs no further weights or
-memory: a draft token writes its keys and values of those layers where verification writes the same
-ones again. It runs with its request's adapter.
+`early_exit`: its first layers with its norm and head (Draft & Verify, Zhang et al. 2023; LayerSkip,
+Elhoushi et al. 2024). `quantized`: all layers with rounded weights (QuantSpec, Tiwari et al. 2025,
+which rounds the KV cache too). Neither has a cache of its own: a draft token writes its keys and
+values where verification writes those of the base.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ from ..config import EngineConfig
 from ..draft import Draft
 from ..execution.runner import ModelRunner, StepOutput
 from ..model.base_model import BaseModel
-from ..model.first_layers import EARLY_EXIT, FirstLayers, open_first_layers
+from ..model.drafting_part import DraftingPart
+from ..model.first_layers import EARLY_EXIT, open_first_layers
 from ..model.inputs import SequenceChunk
+from ..model.rounded_linears import QUANTIZED, RoundedLinears
 from ..request import Request
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
 from .proposer import DraftRequest
 
 
-class EarlyExitProposer:
-    name = EARLY_EXIT
+class SelfDraftProposer:
     needs_hidden_states = False
 
-    def __init__(self, layers: FirstLayers, runner: ModelRunner, drawing: DraftDrawing) -> None:
-        self._layers = layers
+    def __init__(
+        self, name: str, part: DraftingPart, runner: ModelRunner, drawing: DraftDrawing
+    ) -> None:
+        self.name = name
+        self._part = part
         self._runner = runner
-        self._graphs = runner.graphs_within("early exit", layers.only)
+        self._graphs = runner.graphs_within(name, part.only)
         self._drawing = drawing
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
@@ -72,7 +77,7 @@ class EarlyExitProposer:
             output = self._runner.replay(self._graphs, chunks, leases)
             if output is not None:
                 return output
-        return self._runner.run_first_layers(self._layers, chunks, leases)
+        return self._runner.run_drafting(self._part, chunks, leases)
 
     def _clear(self, chain: GrowingChain) -> None:
         """Leave nothing of the drafted positions, should no verification write them again."""
@@ -97,7 +102,15 @@ def _last_token(chain: GrowingChain) -> SequenceChunk:
 
 def open_early_exit(
     argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
-) -> EarlyExitProposer:
+) -> SelfDraftProposer:
     """`argument`: of how many layers. Raises InvalidParameter or UnsupportedModel."""
     layers = open_first_layers(argument, base)
-    return EarlyExitProposer(layers, runner, make_drawing(config.acceptance))
+    return SelfDraftProposer(EARLY_EXIT, layers, runner, make_drawing(config.acceptance))
+
+
+def open_quantized(
+    _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
+) -> SelfDraftProposer:
+    """Its argument is read when the base is loaded. Raises UnsupportedModel."""
+    part = RoundedLinears(base)
+    return SelfDraftProposer(QUANTIZED, part, runner, make_drawing(config.acceptance))

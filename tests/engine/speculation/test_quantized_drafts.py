@@ -1,0 +1,152 @@
+"""A base drafts with its own weights in fewer bits, under the request's adapter."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from loraplex.engine.config import EngineConfig, KvDtype, Quantization
+from loraplex.engine.errors import InvalidParameter, UnsupportedModel
+from loraplex.engine.messages import SpeculationParams
+from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.rounded_linears import RoundedLinears, rounded_format
+from loraplex.kernels.quantize import WeightFormat, quantize
+from support.engine import LocalEngine
+from support.families import SERVED, save_family
+from support.paged import paged_logits
+
+PROMPTS = ([5, 17, 3, 90, 4], [9, 9, 1], [7] * 20, [1, 2, 3, 4, 5, 6], [40, 41], [8, 30, 22])
+SERVED_IN: dict[str, tuple[str, float, float, dict[str, Any]]] = {
+    "fp32": ("int8", 0.0, 0.7, {}),
+    "fp32 in nf4": ("nf4", 0.9, 0.1, {}),
+    "int8 base": ("int4", 0.9, 0.1, {"quantization": Quantization.INT8}),
+    "int8 KV cache": ("int8", 0.9, 0.7, {"kv_dtype": KvDtype.INT8}),
+    "preempted": ("int8", 0.9, 0.7, {"kv_cache_bytes": 40 << 10, "max_model_len": 64}),
+}
+"""The format of the drafts, the temperature, the least acceptance, and what else is set. A tiny
+base with random weights has close logits, which 4 bits often reorder."""
+
+
+def answer_all(
+    engine: LocalEngine, adapter_folders: Sequence[Path], temperature: float
+) -> tuple[list[list[int]], int, int]:
+    """The answers of base and adapters in one mixed batch, and the drafted and accepted tokens."""
+    keys = [None, *(engine.add_adapter(folder) for folder in adapter_folders)]
+    ids = [
+        engine.submit(
+            prompt,
+            keys[index % len(keys)],
+            max_tokens=16,
+            temperature=temperature,
+            seed=index,
+            ignore_eos=True,
+            speculation=SpeculationParams(num_tokens=4),
+        )
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    engine.run()
+    engine.close()
+    ends = [engine.answers[name].end for name in ids]
+    return (
+        engine.tokens(ids),
+        sum(end.num_draft_tokens for end in ends),
+        sum(end.num_accepted_tokens for end in ends),
+    )
+
+
+@pytest.mark.parametrize("case", SERVED_IN)
+def test_the_answers_are_those_of_plain_decoding_whatever_is_accepted(
+    tiny_base: Path, adapter_folders: list[Path], tmp_path: Path, case: str
+) -> None:
+    weight_format, temperature, least, config = SERVED_IN[case]
+    plain, _, _ = answer_all(
+        LocalEngine(tiny_base, tmp_path, **config), adapter_folders, temperature
+    )
+    engine = LocalEngine(tiny_base, tmp_path, speculation=(f"quantized:{weight_format}",), **config)
+    tokens, num_drafted, num_accepted = answer_all(engine, adapter_folders, temperature)
+    assert tokens == plain
+    assert num_drafted > 60
+    assert num_accepted > least * num_drafted
+
+
+@pytest.mark.parametrize(
+    ("family", "weight_format"),
+    [("llama", "int4"), ("gemma2-softcap-window", "int8"), ("deepseek_v3-mla", "nf4")],
+)
+def test_drafts_have_the_logits_of_a_base_that_is_quantized_at_its_load(
+    family: str, weight_format: str, tmp_path: Path
+) -> None:
+    """And the base itself keeps its own."""
+    model_type, differences = SERVED[family]
+    dense = {"first_k_dense_replace": 99} if family.startswith("deepseek") else {}
+    untied = {"tie_word_embeddings": False}
+    path = save_family(tmp_path / "base", model_type, {**differences, **dense, **untied})
+    kind = WeightFormat(weight_format)
+    sequence = torch.randint(100, (21,), generator=torch.Generator().manual_seed(1)).tolist()
+    plain = EngineConfig(str(path), device="cpu")
+    base = load_base_model(plain, rounded=kind)
+    expected = paged_logits(load_base_model(plain), [sequence])[0]
+    config = EngineConfig(
+        str(with_rounded_head(path, tmp_path / "rounded", kind)),
+        device="cpu",
+        quantization=Quantization(weight_format),
+    )
+    drafts_expected = paged_logits(load_base_model(config), [sequence])[0]
+
+    with RoundedLinears(base).only():
+        drafts = paged_logits(base, [sequence])[0]
+    own = paged_logits(base, [sequence])[0]
+
+    assert torch.equal(own, expected)
+    assert (drafts - drafts_expected).abs().max() < 1e-4 * drafts_expected.abs().max()
+    assert (drafts - own).abs().max() > 1e-3
+
+
+def with_rounded_head(path: Path, folder: Path, weight_format: WeightFormat) -> Path:
+    """A copy of the checkpoint, its head rounded and still dense."""
+    shutil.copytree(path, folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["lm_head.weight"]
+    tensors["lm_head.weight"] = quantize(head.float(), weight_format).dequantize(head.dtype)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def test_the_rounded_weights_are_counted(tiny_base: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(tiny_base, tmp_path, speculation=("quantized:int8",))
+    base, lines = engine.core.parts.base, engine.core.parts.plan.lines
+    engine.close()
+    weights = sum(
+        fused.linear.in_features * fused.linear.out_features for fused in base.projections
+    )
+    assert weights < base.rounded_bytes < 1.5 * weights
+    assert any("rounded linear layers for drafts" in line for line in lines)
+
+
+def test_without_the_proposer_nothing_is_held_twice(tiny_base: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",))
+    engine.close()
+    assert engine.core.parts.base.rounded_bytes == 0
+
+
+def test_a_base_with_experts_is_refused(tmp_path: Path) -> None:
+    base = save_family(tmp_path / "base", *SERVED["mixtral"])
+    with pytest.raises(UnsupportedModel, match="experts"):
+        LocalEngine(base, tmp_path, speculation=("quantized:int4",))
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="int8, int4"):
+        rounded_format(EngineConfig("base", speculation=("ngram", "quantized:int3")))
+
+
+def test_ranks_refuse_it() -> None:
+    with pytest.raises(InvalidParameter, match="quantized"):
+        EngineConfig("base", speculation=("quantized:int4",), tensor_parallel_size=2)
