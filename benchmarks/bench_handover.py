@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -174,9 +175,12 @@ async def run_arm(
             # Both engines learn here what their steps cost, as those that serve have long done.
             await Load(fleet, replace(plan, num_prompts=2), 2, name).run()
             alone = await Load(fleet, replace(plan, num_prompts=0), 3, name).run()
-            pace = fleet._requests._handovers._pace = NotedPace()
+            handovers: list[tuple[float, float]] = []
+            paces = fleet._requests._handovers._paces
+            paces.clear()
+            paces.default_factory = partial(NotedPace, handovers)
             outcome = await Load(fleet, plan, 1, name).run()
-            outcome.handovers = pace.handovers
+            outcome.handovers = handovers
             outcome.itl_alone_ms = percentile(gaps_ms(alone.streams), 50)
         finally:
             await small.close()
@@ -184,15 +188,15 @@ async def run_arm(
 
 
 class NotedPace(HandoverPace):
-    """Also keeps the seconds of each handover that is complete."""
+    """Also notes the seconds of each handover that is complete."""
 
-    def __init__(self) -> None:
+    def __init__(self, handovers: list[tuple[float, float]]) -> None:
         super().__init__(time.monotonic)
-        self.handovers: list[tuple[float, float]] = []
+        self._handovers = handovers
 
-    def note(self, *, computed: float, passed_on: float) -> None:
-        super().note(computed=computed, passed_on=passed_on)
-        self.handovers.append((computed, passed_on))
+    def note(self, num_tokens: int, *, computed: float, passed_on: float) -> None:
+        super().note(num_tokens, computed=computed, passed_on=passed_on)
+        self._handovers.append((computed, passed_on))
 
 
 class Load:

@@ -101,6 +101,7 @@ class RequestLifecycle:
         self.handover.store(request, piece)
         if piece.is_last:
             self._awaiting.remove(piece.request_id)
+            request.prefix_wait_seconds = self._clock() - request.arrival_time
             self._let_go(request)
 
     def abort(self, request_id: str) -> None:

@@ -136,6 +136,9 @@ def test_a_request_waits_for_the_last_piece(engines: Engines) -> None:
     engines.give(request_id, pieces)
     engines.decode.run()
     assert cached(engines, request_id) >= len(PROMPT) - 2 * BLOCK_SIZE
+    started = engines.decode.answers[request_id].started
+    assert started is not None
+    assert 0 < started.prefix_wait_seconds <= started.queue_seconds
     assert engines.decode.answers[request_id].token_ids == engines.expected(
         PROMPT, None, max_tokens=3
     )

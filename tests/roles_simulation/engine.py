@@ -78,6 +78,7 @@ class ReplicaEngine(SimulatedEngine):
         self.handed["pieces"] += 1
         if piece.is_last:
             self.awaiting.remove(piece.request_id)
+            request.prefix_wait_seconds = self._clock() - request.arrival_time
             self.scheduler.release(request)
 
     def evict(self, key: AdapterKey, drain_seconds: float = 0.0) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import NamedTuple
@@ -96,6 +96,18 @@ def draw_scenario(seed: int) -> Scenario:
     return replace(drawn, prefix_caching=True, num_swap_slots=slots, num_disk_slots=())
 
 
+@dataclass
+class Timer:
+    """On the virtual clock."""
+
+    at: float
+    action: Callable[[], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
 class World:
     """Everything of one seed."""
 
@@ -133,7 +145,10 @@ class World:
         self._requests = RoutedRequests(
             self._router, quarantine, self._send, has_room=self._has_room, max_requests=1000
         )
-        self._handovers = Handovers(self._router, self._send, self._has_room, lambda: self.now)
+        self._timers: list[Timer] = []
+        self._handovers = Handovers(
+            self._router, self._send, self._has_room, lambda: self.now, self._call_later
+        )
         self._requests._handovers = self._handovers
         for name in ROLES:
             self._make_ready(name)
@@ -156,6 +171,7 @@ class World:
             if replica.is_up and self._rng.random() < 0.8:
                 seconds.append(replica.step())
             self._receive(name)
+        self._fire_timers()
         for name in [name for name, at in self._down.items() if at <= self.now]:
             del self._down[name]
             self._replicas[name].start()
@@ -261,6 +277,19 @@ class World:
         self._replicas[name].kill()
         self.counts[f"kills_of_{ROLES[name].value}"] += 1
         self._note("kill", name)
+
+    def _call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
+        timer = Timer(self.now + seconds, action)
+        self._timers.append(timer)
+        return timer
+
+    def _fire_timers(self) -> None:
+        due = [timer for timer in self._timers if timer.at <= self.now]
+        self._timers = [timer for timer in self._timers if timer.at > self.now]
+        for timer in due:
+            if not timer.is_cancelled:
+                self.counts["late_prefixes"] += 1
+                timer.action()
 
     # --- the API server's links -------------------------------------------------------------------
 
