@@ -118,6 +118,51 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     return Engines(base, path, [make_adapter(base, path / "adapter", seed=1)])
 
 
+@pytest.mark.parametrize("policy", ["snapkv:40", "h2o:40"])
+def test_with_a_kv_policy_of_the_engine_tokens_are_those_of_one_engine(
+    policy: str, tmp_path: Path
+) -> None:
+    """An API server does not know that policy. It evicts what a prefix would need."""
+    base = save_family(tmp_path / "base", *SERVED["llama"])
+    engines = Engines(base, tmp_path, [], kv_policy=policy)
+    wanted, ids = [], []
+    for prompt in ([*each, *PROMPT] for each in prompts(3)):
+        request_id = engines.await_prefix(prompt, None, max_tokens=24, ignore_eos=True)
+        engines.give(request_id, engines.compute(prompt, None))
+        wanted.append(engines.expected(prompt, None, max_tokens=24, ignore_eos=True))
+        ids.append(request_id)
+    engines.decode.run()
+    assert engines.decode.tokens(ids) == wanted
+    engines.decode.core.parts.kv.check_integrity([])
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("mistral-window", {}),
+        ("llama", {"attention_window": 24, "attention_sinks": 0}),
+        ("mamba2", {}),
+    ],
+)
+def test_an_endless_output_after_a_handover_is_that_of_one_engine(
+    family: str, config: dict[str, object], tmp_path: Path
+) -> None:
+    """It goes on far beyond the context, of which the prompt takes most."""
+    base = save_family(tmp_path / "base", *{**SERVED, **STATES}[family])
+    engines = Engines(base, tmp_path, [], max_model_len=64, **config)
+    prompt = PROMPT[:60]
+    settings = {"max_tokens": 150, "ignore_eos": True, "is_endless": True, "seed": 3}
+    request_id = engines.await_prefix(prompt, None, **settings)
+    pieces = engines.compute(prompt, None)
+    assert any(piece.groups for piece in pieces)
+    engines.give(request_id, pieces)
+    engines.decode.run()
+    assert cached(engines, request_id) > 0
+    tokens = engines.decode.answers[request_id].token_ids
+    assert len(tokens) == 150
+    assert tokens == engines.expected(prompt, None, **settings)
+
+
 PROMPT = prompts(1)[0] + [5] * 40
 
 

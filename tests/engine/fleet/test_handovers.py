@@ -20,6 +20,7 @@ from loraplex.engine.fleet.handovers import FIRST_PATIENCE_SECONDS, PATIENCE, Ha
 from loraplex.engine.fleet.rendezvous import RendezvousOrder
 from loraplex.engine.fleet.replica_state import ReplicaRole, ReplicaState, ReplicaStats
 from loraplex.engine.fleet.router import RoutedRequest, Router
+from loraplex.engine.kv_policy import parse_kv_policy
 from loraplex.engine.messages import (
     Abort,
     FinishReason,
@@ -289,6 +290,29 @@ def test_one_piece_that_a_link_to_the_target_sends_slowly_is_noticed() -> None:
     fleet.begin("slow")
     fleet.finish("slow", computed=1.0, passed_on=1.5)
     assert fleet.source_for("next") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_handed_over"),
+    [
+        ({}, True),
+        ({"is_endless": True}, True),
+        ({"adapter_start": 4}, True),
+        ({"group_id": "of several choices"}, False),
+        ({"kv_policy": parse_kv_policy("snapkv:64")}, False),
+        ({"num_prompt_logprobs": 0}, False),
+        ({"return_logits": True}, False),
+        ({"is_background": True}, False),
+        ({"sampling": SamplingParams(max_tokens=1)}, False),
+    ],
+)
+def test_a_request_that_needs_more_of_its_prompt_than_the_prefix_is_not_handed_over(
+    changes: dict[str, Any], is_handed_over: bool
+) -> None:
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    request = replace(long_request("any", 1_000), **changes)
+    source = fleet.own.source_for(request, asked("any"), "d")
+    assert source == ("p" if is_handed_over else None)
 
 
 def test_a_lost_replica_comes_back_without_its_past() -> None:
