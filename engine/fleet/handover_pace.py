@@ -19,6 +19,8 @@ class HandoverPace:
         self._clock = clock
         self._slow_at: float | None = None
         """When a handover took longer on its way than in its computation, or was given up."""
+        self._unread_at: float | None = None
+        """When the target could not read the memory of the source."""
         self._token_seconds: deque[float] = deque(maxlen=_NUM_TIMED)
 
     def note(self, num_tokens: int, *, computed: float, passed_on: float) -> None:
@@ -32,6 +34,14 @@ class HandoverPace:
         no more."""
         self._slow_at = self._clock()
         self._token_seconds.clear()
+
+    def note_unread(self) -> None:
+        """The target could not read what the source had left in shared memory."""
+        self._unread_at = self._clock()
+
+    def shares_memory(self) -> bool:
+        """Whether nothing has shown of late that the pair shares no memory."""
+        return self._unread_at is None or self._clock() - self._unread_at >= RETRY_SECONDS
 
     def pays(self) -> bool:
         """Whether to hand the next prompt over."""

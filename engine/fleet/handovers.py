@@ -19,6 +19,7 @@ from ..messages import (
     FinishReason,
     GenerationRequest,
     PrefixPiece,
+    PrefixTransport,
     RequestStarted,
     StepEvents,
     Submit,
@@ -56,6 +57,7 @@ class _Handover:
     source: str
     target: str
     num_tokens: int
+    transport: PrefixTransport
     begun_at: float
     computed_at: float | None = None
     num_cached_tokens: int | None = None
@@ -82,14 +84,17 @@ class Handovers:
         has_room: Callable[[str], bool],
         clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], None]], Timer],
+        share_memory: Callable[[str, str], bool],
     ) -> None:
         """`send` sends to the replica of this name; False if it cannot. `has_room`: whether it has
-        read most of what was sent to it. `call_later`: after seconds of `clock`."""
+        read most of what was sent to it. `call_later`: after seconds of `clock`. `share_memory`:
+        whether the engines of two replicas may."""
         self._router = router
         self._send = send
         self._has_room = has_room
         self._clock = clock
         self._call_later = call_later
+        self._share_memory = share_memory
         self._paces: defaultdict[tuple[str, str], HandoverPace]
         self._paces = defaultdict(partial(HandoverPace, clock))
         """By source and target."""
@@ -114,7 +119,12 @@ class Handovers:
     def begin(self, request: GenerationRequest, source: str, target: str) -> None:
         """The request was sent to the target, which waits for the prefix."""
         handover = _Handover(
-            request.request_id, source, target, len(request.prompt_token_ids), self._clock()
+            request.request_id,
+            source,
+            target,
+            len(request.prompt_token_ids),
+            self._transport(source, target),
+            begun_at=self._clock(),
         )
         self._of[request.request_id] = handover
         prefill = replace(
@@ -122,6 +132,7 @@ class Handovers:
             request_id=handover.prefill_id,
             sampling=SamplingParams(max_tokens=0),
             exports_prefix=True,
+            prefix_transport=handover.transport,
             decoded_length=request.greatest_length,
             awaits_prefix=False,
             speculation=None,
@@ -191,6 +202,12 @@ class Handovers:
         handover = self._prefills.get(prefill_id)
         return handover if handover and handover.source == source else None
 
+    def _transport(self, source: str, target: str) -> PrefixTransport:
+        may_share = self._paces[source, target].shares_memory()
+        if may_share and self._share_memory(source, target):
+            return PrefixTransport.MEMORY
+        return PrefixTransport.FRAMES
+
     def _patience(self, num_tokens: int) -> float:
         """The seconds after which a prompt is better computed where it is decoded."""
         known = [pace.token_seconds for pace in self._paces.values()]
@@ -202,8 +219,11 @@ class Handovers:
     def _note_pace(self, handover: _Handover, started: RequestStarted) -> None:
         """The target has admitted the request, so it knows how long it waited for the prefix."""
         if handover.is_complete and handover.computed_at is not None:
+            pace = self._paces[handover.source, handover.target]
+            if handover.transport is PrefixTransport.MEMORY and not started.num_cached_tokens:
+                pace.note_unread()
             computed = handover.computed_at - handover.begun_at
-            self._paces[handover.source, handover.target].note(
+            pace.note(
                 handover.num_tokens - (handover.num_cached_tokens or 0),
                 computed=computed,
                 passed_on=max(started.prefix_wait_seconds - computed, 0.0),

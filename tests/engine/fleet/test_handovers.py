@@ -18,6 +18,7 @@ from loraplex.engine.fleet.fleet import Fleet
 from loraplex.engine.fleet.handover_pace import MIN_TOKENS_TIMED, RETRY_SECONDS, HandoverPace
 from loraplex.engine.fleet.handovers import FIRST_PATIENCE_SECONDS, PATIENCE, Handovers
 from loraplex.engine.fleet.rendezvous import RendezvousOrder
+from loraplex.engine.fleet.replica_link import ReplicaLink
 from loraplex.engine.fleet.replica_state import ReplicaRole, ReplicaState, ReplicaStats
 from loraplex.engine.fleet.router import RoutedRequest, Router
 from loraplex.engine.kv_policy import parse_kv_policy
@@ -27,9 +28,11 @@ from loraplex.engine.messages import (
     GenerationRequest,
     GroupPages,
     PrefixPiece,
+    PrefixTransport,
     RequestFinished,
     RequestStarted,
     StepEvents,
+    Submit,
     ToAgent,
 )
 from loraplex.engine.process.request_stream import RequestEvent
@@ -167,8 +170,15 @@ class StandIns:
         self.sent: list[tuple[str, ToAgent]] = []
         self._timers: list[tuple[float, Callable[[], None], list[bool]]] = []
         self._router = router_of(**roles)
+        self.hosts: dict[str, str] = {}
+        """Those of replicas that may share memory."""
         self.own = Handovers(
-            self._router, self._send, lambda name: True, lambda: self.now, self._call_later
+            self._router,
+            self._send,
+            lambda name: True,
+            lambda: self.now,
+            self._call_later,
+            lambda one, other: one in self.hosts and self.hosts[one] == self.hosts.get(other),
         )
 
     def source_for(self, name: str, num_tokens: int = 1_000) -> str | None:
@@ -178,15 +188,23 @@ class StandIns:
         self._router.open(asked(name), "d")
         self.own.begin(long_request(name, num_tokens), source, "d")
 
-    def finish(self, name: str, *, computed: float, passed_on: float, source: str = "p") -> None:
-        """The whole handover in one piece."""
+    def finish(
+        self,
+        name: str,
+        *,
+        computed: float = 1.0,
+        passed_on: float = 0.1,
+        source: str = "p",
+        num_cached: int = 992,
+    ) -> None:
+        """The whole handover in one piece. `num_cached`: what the target found of it."""
         self.now += computed
         prefill = f"{name}/prefill"
         end = RequestFinished(prefill, FinishReason.LENGTH, 1_000, 0)
         self.own.note(source, StepEvents(finished=[end]))
         self.own.relay(source, PrefixPiece(prefill, [GroupPages([0], [b"page"])], is_last=True))
         self.now += passed_on
-        started = RequestStarted(name, computed + passed_on, 0.0, None, 992)
+        started = RequestStarted(name, computed + passed_on, 0.0, None, num_cached)
         started = replace(started, prefix_wait_seconds=computed + passed_on)
         self.own.note("d", StepEvents(started=[started]))
 
@@ -206,6 +224,15 @@ class StandIns:
             for name, message in self.sent
             if name == "d" and isinstance(message, PrefixPiece) and not message.groups
         ]
+
+    def transport_of(self, name: str) -> PrefixTransport:
+        """What the prefill replica was told of a request's pages."""
+        (transport,) = [
+            message.request.prefix_transport
+            for _, message in self.sent
+            if isinstance(message, Submit) and message.request.request_id == f"{name}/prefill"
+        ]
+        return transport
 
     def _send(self, name: str, message: ToAgent) -> bool:
         self.sent.append((name, message))
@@ -315,6 +342,31 @@ def test_a_request_that_needs_more_of_its_prompt_than_the_prefix_is_not_handed_o
     assert source == ("p" if is_handed_over else None)
 
 
+def test_pages_pass_through_memory_between_replicas_of_one_host_alone() -> None:
+    fleet = StandIns(p=PREFILL, q=PREFILL, d=DECODE)
+    fleet.hosts = {"p": "here", "q": "there", "d": "here"}
+    fleet.begin("a", "p")
+    fleet.begin("b", "q")
+    assert fleet.transport_of("a") is PrefixTransport.MEMORY
+    assert fleet.transport_of("b") is PrefixTransport.FRAMES
+
+
+def test_pages_that_a_target_could_not_read_pass_through_frames_for_a_minute() -> None:
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    fleet.hosts = {"p": "here", "d": "here"}
+    fleet.begin("kept")
+    fleet.finish("kept")
+    fleet.begin("unread")
+    fleet.finish("unread", num_cached=0)
+    fleet.begin("next")
+    fleet.finish("next", num_cached=0)
+    fleet.wait(RETRY_SECONDS)
+    fleet.begin("later")
+    transports = [fleet.transport_of(name) for name in ("kept", "unread", "next", "later")]
+    memory, frames = PrefixTransport.MEMORY, PrefixTransport.FRAMES
+    assert transports == [memory, memory, frames, memory]
+
+
 def test_a_lost_replica_comes_back_without_its_past() -> None:
     fleet = StandIns(p=PREFILL, d=DECODE)
     fleet.begin("slow")
@@ -360,6 +412,19 @@ def spied_handovers(fleet: Fleet) -> list[tuple[str, str, str]]:
 
     fleet._requests._handovers.begin = begin  # type: ignore[method-assign]
     return handed
+
+
+def spied_transports(fleet: Fleet) -> set[PrefixTransport]:
+    """By which pages travel from now on."""
+    transports: set[PrefixTransport] = set()
+    relay = fleet.relay
+
+    def note(link: ReplicaLink, piece: PrefixPiece) -> None:
+        transports.add(piece.transport)
+        relay(link, piece)
+
+    fleet.relay = note  # type: ignore[method-assign]
+    return transports
 
 
 def num_from_host(small: SmallFleet) -> int:
@@ -528,6 +593,7 @@ async def test_two_real_replicas_answer_as_one_engine(
                 for i, prompt in enumerate(prompts)
             ]
             handed = spied_handovers(fleet)
+            transports = spied_transports(fleet)
             streams = [fleet.submit(request) for request in requests]
             answers = await asyncio.gather(*map(collect, streams))
             await until(lambda: num_from_host(small) > 0)
@@ -535,3 +601,4 @@ async def test_two_real_replicas_answer_as_one_engine(
             await small.close()
     assert list(map(tokens_of, answers)) == engine.tokens(ids)
     assert handed == [(f"r{i}", "p", "d") for i in (1, 2, 3)], "the first finds an idle replica"
+    assert transports == {PrefixTransport.MEMORY}, "both engines run on this machine"
