@@ -143,6 +143,7 @@ class Caller:
             Quarantine(time.monotonic),
             lambda _, message: link.send(message),
             has_room=lambda _: True,
+            share_memory=lambda *_: False,
             max_requests=self._plan.num_streams,
         )
         for stream in range(self._plan.num_streams):

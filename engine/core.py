@@ -173,6 +173,7 @@ class EngineCore:
     def close(self) -> None:
         """Stop the threads beside the loop."""
         self.parts.tiers.close()
+        self._requests.handover.close()
         if self.parts.disk:
             self.parts.disk.close()
         self.parts.grammars.close()

@@ -114,6 +114,8 @@ class Request:
     adapter_missing_since: float | None = None
     """Since when only its adapter keeps it waiting."""
     adapter_wait_seconds: float = 0.0
+    prefix_wait_seconds: float = 0.0
+    """From its arrival until it had the prefix that another replica has computed."""
 
     def __post_init__(self) -> None:
         submitted = self.submitted

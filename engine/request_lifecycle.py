@@ -16,6 +16,7 @@ from .errors import (
     InvalidParameter,
     KvPolicyNotServed,
 )
+from .handover.prefix_handover import PrefixHandover
 from .kv.prefix_cache import CacheNamespace
 from .kv_policy import EvictionMethod, KvPolicy
 from .messages import (
@@ -33,7 +34,6 @@ from .messages import (
     TokensGenerated,
 )
 from .parts import EngineParts
-from .prefix_handover import PrefixHandover
 from .reports.statistics import Statistics
 from .request import Request
 from .sampling_params import MAX_LOGPROBS
@@ -61,6 +61,7 @@ class RequestLifecycle:
             parts.kv,
             parts.runner,
             parts.plan.kv_block_bytes,
+            parts.clock,
             is_divided=parts.config.num_ranks > 1,
         )
         self._holds: Counter[str] = Counter()
@@ -101,6 +102,7 @@ class RequestLifecycle:
         self.handover.store(request, piece)
         if piece.is_last:
             self._awaiting.remove(piece.request_id)
+            request.prefix_wait_seconds = self._clock() - request.arrival_time
             self._let_go(request)
 
     def abort(self, request_id: str) -> None:
@@ -120,6 +122,7 @@ class RequestLifecycle:
         """
         if self._clock() >= self._next_reap_time:
             self._reap()
+        self.handover.poll()
         if self._grammars.pending:
             self._release_compiled()
         if not self._drains.open:

@@ -15,6 +15,7 @@ import typer
 from ...adapters.errors import AdapterError
 from ...engine.config import EngineConfig
 from ...engine.kv.key_files import remove_folders
+from ...engine.kv_policy import EvictionMethod
 from ...engine.messages import ReplicaRole
 from ...platform.replicas.address import parse_address
 from ..settings import Settings
@@ -100,6 +101,11 @@ def _check_role(role: ReplicaRole, engine_config: EngineConfig) -> None:
         raise CommandFailed(f"--role {role}: {engine_config.ranks_obstacle}")
     if role is ReplicaRole.DECODE and not engine_config.swap_bytes:
         raise CommandFailed("--role decode: needs --swap-gib, where prefixes are received")
+    policy = engine_config.default_kv_policy
+    if role is not ReplicaRole.BOTH and policy and policy.method is EvictionMethod.H2O:
+        raise CommandFailed(
+            f"--role {role}: --kv-policy h2o computes every prompt where it decodes"
+        )
 
 
 async def _serve(

@@ -90,6 +90,7 @@ class Fleet(Engine, LinkOwner):
             self._quarantine,
             self._send,
             has_room=self._has_room,
+            share_memory=self._share_memory,
             max_requests=max_requests,
         )
         self._warmth = Warmth()
@@ -387,6 +388,11 @@ class Fleet(Engine, LinkOwner):
     def _has_room(self, name: str) -> bool:
         link = self._links.get(name)
         return link is not None and link.has_room
+
+    def _share_memory(self, one: str, other: str) -> bool:
+        infos = [link.info for name in (one, other) if (link := self._links.get(name))]
+        domains = {info.memory_domain if info else None for info in infos}
+        return len(infos) == 2 and len(domains) == 1 and None not in domains
 
     def _update(self, link: ReplicaLink, member: Member) -> None:
         """Take the row of a replica as it is now."""

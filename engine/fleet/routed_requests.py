@@ -78,14 +78,17 @@ class RoutedRequests:
         send: Callable[[str, ToAgent], bool],
         *,
         has_room: Callable[[str], bool],
+        share_memory: Callable[[str, str], bool],
         max_requests: int,
     ) -> None:
-        """`send` sends a message to the replica of this name; False if it cannot. `has_room`: see
-        `Handovers`."""
+        """`send` sends a message to the replica of this name; False if it cannot. `has_room` and
+        `share_memory`: see `Handovers`."""
         self._router = router
         self._quarantine = quarantine
         self._send_to = send
-        self._handovers = Handovers(router, send, has_room, time.monotonic)
+        self._handovers = Handovers(
+            router, send, has_room, time.monotonic, _call_later, share_memory
+        )
         self._streams = RequestStreams(
             max_requests=max_requests, note_end=self._note_end, abandon=self._send_abort
         )
@@ -290,3 +293,7 @@ class RoutedRequests:
             sent.waiting.cancel()
         if sent.replica is not None:
             self._router.close(stream.request.request_id)
+
+
+def _call_later(seconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, action)

@@ -168,8 +168,11 @@ class Router:
         """Whether some replica has computed the first blocks of the prompt."""
         return self._prefixes.find(request.block_hashes) is not None
 
-    def choose_prefill(self, request: RoutedRequest, target: str) -> str | None:
-        """The replica that is to compute the prompt for `target`; None: the target itself.
+    def choose_prefill(
+        self, request: RoutedRequest, target: str, *, leave_out: Collection[str] = ()
+    ) -> str | None:
+        """The replica outside of `leave_out` that is to compute the prompt for `target`; None: the
+        target itself.
 
         An idle target, which delays nobody, computes it. Otherwise it is the first of the order
         that has room, so that an adapter is loaded by few of them.
@@ -181,6 +184,7 @@ class Router:
         open_ones = [
             each
             for each in self._prefilling
+            if each.name not in leave_out
             if not each.load or each.load < PREFERRED.load(0.0, each.max_batch)
         ]
         first = min(open_ones, key=lambda each: rank[each.name], default=None)

@@ -43,7 +43,7 @@ from .events import (
     TokenLogprobs,
     TokensGenerated,
 )
-from .handover import GroupPages, PrefixPiece
+from .handover import GroupPages, PagesPlace, PrefixPiece, PrefixTransport
 from .hello import Hello
 from .latency_targets import NO_TARGETS, LatencyTargets
 from .replica import (
@@ -158,9 +158,11 @@ __all__ = [
     "ListRequests",
     "MapMemory",
     "MemoryMap",
+    "PagesPlace",
     "Pooling",
     "Prefetch",
     "PrefixPiece",
+    "PrefixTransport",
     "PromptOutput",
     "ProposerTotals",
     "RankStats",

@@ -51,6 +51,8 @@ class EngineInfo:
     """Why requests may have no KV policy; None: they may."""
     endless_obstacle: str | None = None
     """Why requests may not exceed `max_model_len`; None: they may."""
+    memory_domain: str | None = None
+    """Engines with the same one may share memory; None: with none. See `shared_pages`."""
     embedding_size: int = 0
     """The dimension of an embedding."""
     embedding_format: str = "none"

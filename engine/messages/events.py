@@ -54,6 +54,9 @@ class RequestStarted:
     for the base model."""
     replica: str | None = None
     """The ID of the fleet's replica that runs it: the API server adds it. None without a fleet."""
+    prefix_wait_seconds: float = 0.0
+    """The part of `queue_seconds` until the last piece of a prefix had come that another replica
+    has computed; 0 if there was none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from ..config import MAX_DRAFT_TOKENS
 from ..errors import InvalidParameter
 from ..kv_policy import KvPolicy
 from ..sampling_params import SamplingParams
+from .handover import PrefixTransport
 from .latency_targets import NO_TARGETS, LatencyTargets
 
 
@@ -73,6 +74,8 @@ class GenerationRequest:
     """Prompt and output together may exceed the engine's `max_model_len`, the prompt alone not."""
     exports_prefix: bool = False
     """The prompt is computed for another engine: its cached blocks are sent as `PrefixPiece`."""
+    prefix_transport: PrefixTransport = PrefixTransport.FRAMES
+    """With `exports_prefix`: how the pages travel if there is room for them there."""
     decoded_length: int | None = None
     """With `exports_prefix`: the most tokens, prompt and output, that the request may have which is
     decoded from the prefix. Some bases compute keys by this length."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..checkpoint.files import locate_base
 from ..config import EngineConfig, GenerationConfig, KvDtype
 from ..generation_defaults import GenerationDefaults, read_generation_defaults
+from ..handover.shared_pages import memory_domain
 from ..kv.eviction import eviction_obstacle
 from ..memory.kv_demands import kv_groups
 from ..memory.plan import MemoryPlan
@@ -48,6 +49,7 @@ def describe_engine(
         serves_grammars=serves_grammars,
         kv_policy_obstacle=_kv_policy_obstacle(config, base, plan),
         endless_obstacle=_endless_obstacle(config, base, plan),
+        memory_domain=memory_domain(),
         embedding_size=base.embedding_size,
         weight_bytes=base.weight_bytes * config.num_ranks,
         num_query_heads=num_query_heads(base.config),

@@ -686,4 +686,5 @@ class Scheduler:
             adapter_tier=self._leases.found_tier(request),
             num_cached_tokens=request.num_cached_tokens,
             adapter_load_ms=self._leases.load_ms(request),
+            prefix_wait_seconds=request.prefix_wait_seconds,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.errors import EngineError
+from loraplex.engine.handover.prefix_handover import PIECE_BYTES, PrefixHandover
 from loraplex.engine.messages import (
     AdapterEvicted,
     ErrorInfo,
@@ -22,7 +23,6 @@ from loraplex.engine.messages import (
     StepEvents,
     TokensGenerated,
 )
-from loraplex.engine.prefix_handover import PIECE_BYTES, PrefixHandover
 from loraplex.engine.request import Request
 from simulation.engine import SimulatedEngine
 from simulation.forward import NO_FAULTS
@@ -50,7 +50,7 @@ class ReplicaEngine(SimulatedEngine):
         num_groups = len(scenario.groups)
         pages: Any = SimulatedPages(self.device, scenario.limits.block_size)
         block_bytes = [PIECE_BYTES // BLOCKS_PER_PIECE // num_groups] * num_groups
-        self.handover = PrefixHandover(self.kv, pages, block_bytes, is_divided=False)
+        self.handover = PrefixHandover(self.kv, pages, block_bytes, clock, is_divided=False)
         self.awaiting: set[str] = set()
         """The requests that wait for a prefix."""
         self.handed: Counter[str] = Counter()
@@ -78,6 +78,7 @@ class ReplicaEngine(SimulatedEngine):
         self.handed["pieces"] += 1
         if piece.is_last:
             self.awaiting.remove(piece.request_id)
+            request.prefix_wait_seconds = self._clock() - request.arrival_time
             self.scheduler.release(request)
 
     def evict(self, key: AdapterKey, drain_seconds: float = 0.0) -> None:
@@ -99,6 +100,10 @@ class ReplicaEngine(SimulatedEngine):
             yield events
         if self.handover.pieces:
             yield self.handover.take_piece()
+
+    def close(self) -> None:
+        """Its process has ended."""
+        self.handover.close()
 
     @property
     def _num_stored(self) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 from loraplex.engine.fleet.handovers import Handovers
+from loraplex.engine.handover.prefix_handover import PrefixHandover
 from loraplex.engine.messages import GenerationRequest, PrefixPiece, RequestStarted
-from loraplex.engine.prefix_handover import PrefixHandover
 from loraplex.engine.request import Request
 from simulation.violation import Invariant
 

@@ -60,6 +60,7 @@ class Replica:
     def kill(self) -> None:
         """The engine ends with all that it has; what it had sent before still arrives."""
         self.is_up = False
+        self.engine.close()
         self.to_agent.lose()
         self.from_agent.send(Lost(), self._clock())
         self.store.forget_wishes()

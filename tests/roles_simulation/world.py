@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import NamedTuple
@@ -96,6 +96,18 @@ def draw_scenario(seed: int) -> Scenario:
     return replace(drawn, prefix_caching=True, num_swap_slots=slots, num_disk_slots=())
 
 
+@dataclass
+class Timer:
+    """On the virtual clock."""
+
+    at: float
+    action: Callable[[], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
 class World:
     """Everything of one seed."""
 
@@ -131,9 +143,22 @@ class World:
         for key in self._keys:
             quarantine.note_proven(key)
         self._requests = RoutedRequests(
-            self._router, quarantine, self._send, has_room=self._has_room, max_requests=1000
+            self._router,
+            quarantine,
+            self._send,
+            has_room=self._has_room,
+            share_memory=self._share_memory,
+            max_requests=1000,
         )
-        self._handovers = Handovers(self._router, self._send, self._has_room, lambda: self.now)
+        self._timers: list[Timer] = []
+        self._handovers = Handovers(
+            self._router,
+            self._send,
+            self._has_room,
+            lambda: self.now,
+            self._call_later,
+            self._share_memory,
+        )
         self._requests._handovers = self._handovers
         for name in ROLES:
             self._make_ready(name)
@@ -156,6 +181,7 @@ class World:
             if replica.is_up and self._rng.random() < 0.8:
                 seconds.append(replica.step())
             self._receive(name)
+        self._fire_timers()
         for name in [name for name, at in self._down.items() if at <= self.now]:
             del self._down[name]
             self._replicas[name].start()
@@ -262,6 +288,21 @@ class World:
         self.counts[f"kills_of_{ROLES[name].value}"] += 1
         self._note("kill", name)
 
+    def _call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
+        timer = Timer(self.now + seconds, action)
+        # No replica is silent without an end: without timers, too, every request has to end.
+        if self.scenario.seed % 3 == 1:
+            self._timers.append(timer)
+        return timer
+
+    def _fire_timers(self) -> None:
+        due = [timer for timer in self._timers if timer.at <= self.now]
+        self._timers = [timer for timer in self._timers if timer.at > self.now]
+        for timer in due:
+            if not timer.is_cancelled:
+                self.counts["late_prefixes"] += 1
+                timer.action()
+
     # --- the API server's links -------------------------------------------------------------------
 
     def _send(self, name: str, message: ToAgent) -> bool:
@@ -288,6 +329,9 @@ class World:
 
     def _has_room(self, name: str) -> bool:
         return self._is_calm or self._rng.random() >= FULL_SHARE
+
+    def _share_memory(self, one: str, other: str) -> bool:
+        return self.scenario.seed % 4 == 1
 
     def _receive(self, name: str) -> None:
         link = self._replicas[name].from_agent

@@ -17,6 +17,7 @@ AGENT = ("--model", "base", "--certificates", "fleet")
         (("--role", "decode"), "needs --swap-gib"),
         (("--role", "decode", "--swap-gib", "1", "--tensor-parallel-size", "2"), "tensor-parallel"),
         (("--role", "prefill", "--pipeline-parallel-size", "2"), "pipeline-parallel"),
+        (("--role", "prefill", "--kv-policy", "h2o:64"), "h2o"),
     ],
 )
 def test_a_role_without_what_it_needs_is_refused(options: tuple[str, ...], reason: str) -> None:

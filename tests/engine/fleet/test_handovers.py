@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,26 @@ import pytest
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.fleet import handovers
 from loraplex.engine.fleet.fleet import Fleet
-from loraplex.engine.fleet.handover_pace import RETRY_SECONDS, HandoverPace
+from loraplex.engine.fleet.handover_pace import MIN_TOKENS_TIMED, RETRY_SECONDS, HandoverPace
+from loraplex.engine.fleet.handovers import FIRST_PATIENCE_SECONDS, PATIENCE, Handovers
 from loraplex.engine.fleet.rendezvous import RendezvousOrder
+from loraplex.engine.fleet.replica_link import ReplicaLink
 from loraplex.engine.fleet.replica_state import ReplicaRole, ReplicaState, ReplicaStats
 from loraplex.engine.fleet.router import RoutedRequest, Router
-from loraplex.engine.messages import GenerationRequest, RequestStarted
+from loraplex.engine.kv_policy import parse_kv_policy
+from loraplex.engine.messages import (
+    Abort,
+    FinishReason,
+    GenerationRequest,
+    GroupPages,
+    PrefixPiece,
+    PrefixTransport,
+    RequestFinished,
+    RequestStarted,
+    StepEvents,
+    Submit,
+    ToAgent,
+)
 from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
 from support.engine import LocalEngine
@@ -105,18 +121,259 @@ def test_a_prompt_goes_to_a_prefill_replica_with_room_if_the_target_is_busy() ->
     assert idle.choose_prefill(asked("g"), "d") is None, "an idle target delays nobody"
 
 
+def test_a_prefill_replica_that_is_left_out_gets_no_prompt() -> None:
+    router = router_of(p=PREFILL, q=PREFILL, d=DECODE)
+    first = router.choose_prefill(asked("a", "x"), "d")
+    assert first is not None
+    second = router.choose_prefill(asked("b", "x"), "d", leave_out={first})
+    assert {first, second} == {"p", "q"}
+    assert router.choose_prefill(asked("c", "x"), "d", leave_out={"p", "q"}) is None
+
+
 def test_a_link_slower_than_the_computation_is_used_once_a_minute() -> None:
     now = 0.0
     pace = HandoverPace(lambda: now)
     assert pace.pays()
-    pace.note(computed=1.0, passed_on=0.5)
+    pace.note(1_000, computed=1.0, passed_on=0.5)
     assert pace.pays()
-    pace.note(computed=1.0, passed_on=1.5)
+    pace.note(1_000, computed=1.0, passed_on=1.5)
     assert not pace.pays()
     now = RETRY_SECONDS
     assert pace.pays()
-    pace.note(computed=1.0, passed_on=1.5)
+    pace.note(1_000, computed=1.0, passed_on=1.5)
     assert not pace.pays()
+
+
+def test_the_time_of_a_token_is_that_of_the_fastest_of_the_last_prompts() -> None:
+    pace = HandoverPace(lambda: 0.0)
+    assert pace.token_seconds is None
+    pace.note(MIN_TOKENS_TIMED - 1, computed=0.001, passed_on=0.0)
+    assert pace.token_seconds is None, "most of that prompt was cached"
+    for seconds in (2.0, 1.0, 3.0):
+        pace.note(1_000, computed=seconds, passed_on=0.0)
+    assert pace.token_seconds == pytest.approx(0.001)
+    for _ in range(8):
+        pace.note(1_000, computed=3.0, passed_on=0.0)
+    assert pace.token_seconds == pytest.approx(0.003), "replicas change"
+    pace.note_late()
+    assert pace.token_seconds is None
+
+
+# --- replicas that stand in -----------------------------------------------------------------------
+
+
+class StandIns:
+    """An API server's handovers between replicas that say what a test makes them say."""
+
+    def __init__(self, **roles: ReplicaRole) -> None:
+        self.now = 0.0
+        self.sent: list[tuple[str, ToAgent]] = []
+        self._timers: list[tuple[float, Callable[[], None], list[bool]]] = []
+        self._router = router_of(**roles)
+        self.hosts: dict[str, str] = {}
+        """Those of replicas that may share memory."""
+        self.own = Handovers(
+            self._router,
+            self._send,
+            lambda name: True,
+            lambda: self.now,
+            self._call_later,
+            lambda one, other: one in self.hosts and self.hosts[one] == self.hosts.get(other),
+        )
+
+    def source_for(self, name: str, num_tokens: int = 1_000) -> str | None:
+        return self.own.source_for(long_request(name, num_tokens), asked(name), "d")
+
+    def begin(self, name: str, source: str = "p", num_tokens: int = 1_000) -> None:
+        self._router.open(asked(name), "d")
+        self.own.begin(long_request(name, num_tokens), source, "d")
+
+    def finish(
+        self,
+        name: str,
+        *,
+        computed: float = 1.0,
+        passed_on: float = 0.1,
+        source: str = "p",
+        num_cached: int = 992,
+    ) -> None:
+        """The whole handover in one piece. `num_cached`: what the target found of it."""
+        self.now += computed
+        prefill = f"{name}/prefill"
+        end = RequestFinished(prefill, FinishReason.LENGTH, 1_000, 0)
+        self.own.note(source, StepEvents(finished=[end]))
+        self.own.relay(source, PrefixPiece(prefill, [GroupPages([0], [b"page"])], is_last=True))
+        self.now += passed_on
+        started = RequestStarted(name, computed + passed_on, 0.0, None, num_cached)
+        started = replace(started, prefix_wait_seconds=computed + passed_on)
+        self.own.note("d", StepEvents(started=[started]))
+
+    def wait(self, seconds: float) -> None:
+        """Fires the timers of this time."""
+        self.now += seconds
+        due = [each for each in self._timers if each[0] <= self.now]
+        self._timers = [each for each in self._timers if each[0] > self.now]
+        for _, action, cancelled in due:
+            if not cancelled:
+                action()
+
+    def given_up(self) -> list[str]:
+        """The requests that were told to wait no longer, without pages."""
+        return [
+            message.request_id
+            for name, message in self.sent
+            if name == "d" and isinstance(message, PrefixPiece) and not message.groups
+        ]
+
+    def transport_of(self, name: str) -> PrefixTransport:
+        """What the prefill replica was told of a request's pages."""
+        (transport,) = [
+            message.request.prefix_transport
+            for _, message in self.sent
+            if isinstance(message, Submit) and message.request.request_id == f"{name}/prefill"
+        ]
+        return transport
+
+    def _send(self, name: str, message: ToAgent) -> bool:
+        self.sent.append((name, message))
+        return True
+
+    def _call_later(self, seconds: float, action: Callable[[], None]) -> handovers.Timer:
+        cancelled: list[bool] = []
+        self._timers.append((self.now + seconds, action, cancelled))
+
+        class Timer:
+            def cancel(self) -> None:
+                cancelled.append(True)
+
+        return Timer()
+
+
+def long_request(name: str, num_tokens: int) -> GenerationRequest:
+    return GenerationRequest(name, "acme", [1] * num_tokens, SamplingParams(max_tokens=8))
+
+
+def test_a_request_leaves_a_slow_prefill_replica_when_the_handover_is_not_worth_it() -> None:
+    """The replica is alive and says nothing."""
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    fleet.begin("first")
+    fleet.finish("first", computed=2.0, passed_on=0.1)
+    fleet.begin("slow")
+    patience = PATIENCE * 2.0
+    fleet.wait(patience - 0.01)
+    assert fleet.given_up() == []
+    fleet.wait(0.02)
+    assert fleet.given_up() == ["slow"]
+    assert ("p", Abort("slow/prefill")) in fleet.sent
+    late = PrefixPiece("slow/prefill", [GroupPages([0], [b"page"])], is_last=True)
+    num_sent = len(fleet.sent)
+    fleet.own.relay("p", late)
+    assert len(fleet.sent) == num_sent, "what comes later is for nobody"
+    assert fleet.source_for("next") is None
+    fleet.wait(RETRY_SECONDS)
+    assert fleet.source_for("next") == "p"
+
+
+def test_patience_grows_with_the_prompt_and_ends_with_the_handover() -> None:
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    fleet.begin("first")
+    fleet.finish("first", computed=2.0, passed_on=0.1)
+    fleet.begin("long", num_tokens=3_000)
+    fleet.wait(PATIENCE * 6.0 - 0.1)
+    assert fleet.given_up() == []
+    fleet.finish("long", computed=0.0, passed_on=0.0)
+    fleet.wait(10 * FIRST_PATIENCE_SECONDS)
+    assert fleet.given_up() == []
+
+
+def test_the_first_prompt_has_a_fixed_patience() -> None:
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    fleet.begin("first")
+    fleet.wait(FIRST_PATIENCE_SECONDS - 0.1)
+    assert fleet.given_up() == []
+    fleet.wait(0.2)
+    assert fleet.given_up() == ["first"]
+
+
+def test_a_fast_replica_measures_the_patience_with_a_slow_one() -> None:
+    fleet = StandIns(p=PREFILL, q=PREFILL, d=DECODE)
+    first = fleet.source_for("any")
+    assert first is not None
+    (other,) = {"p", "q"} - {first}
+    fleet.begin("fast", other)
+    fleet.finish("fast", computed=0.5, passed_on=0.1, source=other)
+    fleet.begin("slow", first)
+    fleet.wait(PATIENCE * 0.5 + 0.1)
+    assert fleet.given_up() == ["slow"]
+    assert fleet.source_for("next") == other, "the slow one is left out, the fast one is not"
+
+
+def test_one_piece_that_a_link_to_the_target_sends_slowly_is_noticed() -> None:
+    """The API server has handed the piece to its link at once."""
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    fleet.begin("first")
+    fleet.finish("first", computed=1.0, passed_on=0.2)
+    assert fleet.source_for("next") == "p"
+    fleet.begin("slow")
+    fleet.finish("slow", computed=1.0, passed_on=1.5)
+    assert fleet.source_for("next") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_handed_over"),
+    [
+        ({}, True),
+        ({"is_endless": True}, True),
+        ({"adapter_start": 4}, True),
+        ({"group_id": "of several choices"}, False),
+        ({"kv_policy": parse_kv_policy("snapkv:64")}, False),
+        ({"num_prompt_logprobs": 0}, False),
+        ({"return_logits": True}, False),
+        ({"is_background": True}, False),
+        ({"sampling": SamplingParams(max_tokens=1)}, False),
+    ],
+)
+def test_a_request_that_needs_more_of_its_prompt_than_the_prefix_is_not_handed_over(
+    changes: dict[str, Any], is_handed_over: bool
+) -> None:
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    request = replace(long_request("any", 1_000), **changes)
+    source = fleet.own.source_for(request, asked("any"), "d")
+    assert source == ("p" if is_handed_over else None)
+
+
+def test_pages_pass_through_memory_between_replicas_of_one_host_alone() -> None:
+    fleet = StandIns(p=PREFILL, q=PREFILL, d=DECODE)
+    fleet.hosts = {"p": "here", "q": "there", "d": "here"}
+    fleet.begin("a", "p")
+    fleet.begin("b", "q")
+    assert fleet.transport_of("a") is PrefixTransport.MEMORY
+    assert fleet.transport_of("b") is PrefixTransport.FRAMES
+
+
+def test_pages_that_a_target_could_not_read_pass_through_frames_for_a_minute() -> None:
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    fleet.hosts = {"p": "here", "d": "here"}
+    fleet.begin("kept")
+    fleet.finish("kept")
+    fleet.begin("unread")
+    fleet.finish("unread", num_cached=0)
+    fleet.begin("next")
+    fleet.finish("next", num_cached=0)
+    fleet.wait(RETRY_SECONDS)
+    fleet.begin("later")
+    transports = [fleet.transport_of(name) for name in ("kept", "unread", "next", "later")]
+    memory, frames = PrefixTransport.MEMORY, PrefixTransport.FRAMES
+    assert transports == [memory, memory, frames, memory]
+
+
+def test_a_lost_replica_comes_back_without_its_past() -> None:
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    fleet.begin("slow")
+    fleet.finish("slow", computed=1.0, passed_on=1.5)
+    assert fleet.source_for("next") is None
+    fleet.own.lose("p")
+    assert fleet.source_for("next") == "p"
 
 
 # --- a fleet of fake engines ----------------------------------------------------------------------
@@ -157,6 +414,19 @@ def spied_handovers(fleet: Fleet) -> list[tuple[str, str, str]]:
     return handed
 
 
+def spied_transports(fleet: Fleet) -> set[PrefixTransport]:
+    """By which pages travel from now on."""
+    transports: set[PrefixTransport] = set()
+    relay = fleet.relay
+
+    def note(link: ReplicaLink, piece: PrefixPiece) -> None:
+        transports.add(piece.transport)
+        relay(link, piece)
+
+    fleet.relay = note  # type: ignore[method-assign]
+    return transports
+
+
 def num_from_host(small: SmallFleet) -> int:
     """The tokens that the decode replica got from others."""
     stats = small.agents["d"].engine.stats
@@ -194,6 +464,22 @@ async def test_a_long_prompt_is_computed_elsewhere_and_billed_once(tmp_path: Pat
         await collect(fleet.submit(make_request("long again", LONG, adapter="x")))
         assert handed == [("long", "p", "d")], "short ones and unproven adapters are not"
         assert settled(fleet)
+
+
+@in_loop
+async def test_a_live_prefill_replica_that_is_too_slow_costs_no_more_than_the_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handovers, "FIRST_PATIENCE_SECONDS", 0.2)
+    async with prefill_and_decode(tmp_path) as (small, fleet):
+        handed = spied_handovers(fleet)
+        events = await collect(fleet.submit(make_request("long", NEVER_SENT)))
+        assert tokens_of(events) == NEVER_SENT[:4]
+        assert handed == [("long", "p", "d")]
+        await until(lambda: small.agents["p"].replica.num_open == 0)
+        assert settled(fleet)
+        await collect(fleet.submit(make_request("next", LONG)))
+        assert len(handed) == 1, "not before a minute has passed"
 
 
 @in_loop
@@ -307,6 +593,7 @@ async def test_two_real_replicas_answer_as_one_engine(
                 for i, prompt in enumerate(prompts)
             ]
             handed = spied_handovers(fleet)
+            transports = spied_transports(fleet)
             streams = [fleet.submit(request) for request in requests]
             answers = await asyncio.gather(*map(collect, streams))
             await until(lambda: num_from_host(small) > 0)
@@ -314,3 +601,4 @@ async def test_two_real_replicas_answer_as_one_engine(
             await small.close()
     assert list(map(tokens_of, answers)) == engine.tokens(ids)
     assert handed == [(f"r{i}", "p", "d") for i in (1, 2, 3)], "the first finds an idle replica"
+    assert transports == {PrefixTransport.MEMORY}, "both engines run on this machine"

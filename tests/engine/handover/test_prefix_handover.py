@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine import prefix_handover
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
-from loraplex.engine.messages import DeleteAdapter, FinishReason, PrefixPiece, StepEvents
+from loraplex.engine.handover import prefix_handover
+from loraplex.engine.messages import (
+    DeleteAdapter,
+    FinishReason,
+    PrefixPiece,
+    PrefixTransport,
+    StepEvents,
+)
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, VOCAB_SIZE, save_family
 from support.models import make_adapter
@@ -52,10 +58,17 @@ class Engines:
         for engine in (self.prefill, self.decode, self.whole):
             self.keys = [engine.add_adapter(adapter) for adapter in adapters]
 
-    def compute(self, prompt: list[int], key: AdapterKey | None) -> list[PrefixPiece]:
+    def compute(
+        self,
+        prompt: list[int],
+        key: AdapterKey | None,
+        transport: PrefixTransport = PrefixTransport.FRAMES,
+    ) -> list[PrefixPiece]:
         """What the first engine sends of a prompt."""
         self.prefill.pieces.clear()
-        self.prefill.submit(prompt, key, max_tokens=0, exports_prefix=True)
+        self.prefill.submit(
+            prompt, key, max_tokens=0, exports_prefix=True, prefix_transport=transport
+        )
         self.prefill.run()
         return list(self.prefill.pieces)
 
@@ -96,7 +109,10 @@ def test_tokens_are_those_of_one_engine(case: str, tmp_path: Path) -> None:
         key = [None, *engines.keys][index % 3]
         settings = {"temperature": index % 2, "seed": index, "max_tokens": 12, "ignore_eos": True}
         request_id = engines.await_prefix(prompt, key, **settings)
-        engines.give(request_id, engines.compute(prompt, key))
+        transport = [PrefixTransport.FRAMES, PrefixTransport.MEMORY][index % 2]
+        pieces = engines.compute(prompt, key, transport)
+        assert {piece.transport for piece in pieces if piece.groups} <= {transport}
+        engines.give(request_id, pieces)
         wanted.append(engines.expected(prompt, key, **settings))
         ids.append(request_id)
     engines.decode.run()
@@ -118,6 +134,51 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     return Engines(base, path, [make_adapter(base, path / "adapter", seed=1)])
 
 
+@pytest.mark.parametrize("policy", ["snapkv:40", "h2o:40"])
+def test_with_a_kv_policy_of_the_engine_tokens_are_those_of_one_engine(
+    policy: str, tmp_path: Path
+) -> None:
+    """An API server does not know that policy. It evicts what a prefix would need."""
+    base = save_family(tmp_path / "base", *SERVED["llama"])
+    engines = Engines(base, tmp_path, [], kv_policy=policy)
+    wanted, ids = [], []
+    for prompt in ([*each, *PROMPT] for each in prompts(3)):
+        request_id = engines.await_prefix(prompt, None, max_tokens=24, ignore_eos=True)
+        engines.give(request_id, engines.compute(prompt, None))
+        wanted.append(engines.expected(prompt, None, max_tokens=24, ignore_eos=True))
+        ids.append(request_id)
+    engines.decode.run()
+    assert engines.decode.tokens(ids) == wanted
+    engines.decode.core.parts.kv.check_integrity([])
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("mistral-window", {}),
+        ("llama", {"attention_window": 24, "attention_sinks": 0}),
+        ("mamba2", {}),
+    ],
+)
+def test_an_endless_output_after_a_handover_is_that_of_one_engine(
+    family: str, config: dict[str, object], tmp_path: Path
+) -> None:
+    """It goes on far beyond the context, of which the prompt takes most."""
+    base = save_family(tmp_path / "base", *{**SERVED, **STATES}[family])
+    engines = Engines(base, tmp_path, [], max_model_len=64, **config)
+    prompt = PROMPT[:60]
+    settings = {"max_tokens": 150, "ignore_eos": True, "is_endless": True, "seed": 3}
+    request_id = engines.await_prefix(prompt, None, **settings)
+    pieces = engines.compute(prompt, None)
+    assert any(piece.groups for piece in pieces)
+    engines.give(request_id, pieces)
+    engines.decode.run()
+    assert cached(engines, request_id) > 0
+    tokens = engines.decode.answers[request_id].token_ids
+    assert len(tokens) == 150
+    assert tokens == engines.expected(prompt, None, **settings)
+
+
 PROMPT = prompts(1)[0] + [5] * 40
 
 
@@ -136,6 +197,9 @@ def test_a_request_waits_for_the_last_piece(engines: Engines) -> None:
     engines.give(request_id, pieces)
     engines.decode.run()
     assert cached(engines, request_id) >= len(PROMPT) - 2 * BLOCK_SIZE
+    started = engines.decode.answers[request_id].started
+    assert started is not None
+    assert 0 < started.prefix_wait_seconds <= started.queue_seconds
     assert engines.decode.answers[request_id].token_ids == engines.expected(
         PROMPT, None, max_tokens=3
     )
@@ -164,6 +228,42 @@ def _first(page: bytes, count: int, group: Any) -> bytes:
     part = len(page) // 4
     size = part // len(group.indices) * count
     return b"".join(page[index * part :][:size] for index in range(4))
+
+
+def test_pages_in_shared_memory_are_read_once_and_completed_here_if_they_are_gone(
+    engines: Engines,
+) -> None:
+    prompt = [17, *PROMPT]
+    pieces = engines.compute(prompt, None, PrefixTransport.MEMORY)
+    assert [piece.place is not None for piece in pieces] == [True]
+    found = []
+    for namespace in ("first", "second"):
+        request_id = engines.await_prefix(prompt, None, max_tokens=4, cache_namespace=namespace)
+        engines.give(request_id, pieces)
+        engines.decode.run()
+        expected = engines.expected(prompt, None, max_tokens=4)
+        assert engines.decode.answers[request_id].token_ids == expected
+        found.append(cached(engines, request_id))
+    assert found[0] >= len(prompt) - 2 * BLOCK_SIZE
+    assert found[1] == 0
+
+
+def test_a_deletion_erases_pages_that_nobody_has_read(tmp_path: Path) -> None:
+    base = save_family(tmp_path / "base", *SERVED["llama"])
+    engines = Engines(base, tmp_path, [make_adapter(base, tmp_path / "adapter", seed=1)])
+    (key,) = engines.keys
+    request_id = engines.await_prefix(PROMPT, None, max_tokens=2)
+    (piece,) = engines.compute(PROMPT, key, PrefixTransport.MEMORY)
+    assert piece.place is not None
+    path = Path(f"/proc/self/fd/{piece.place.descriptor}")
+    with path.open("rb") as file:
+        assert len(file.read()) > sum(map(sum, piece.place.sizes)) > 0
+        engines.prefill.core.handle(DeleteAdapter(key))
+        file.seek(0)
+        assert file.read() == b"", "for whoever has it open too"
+    engines.give(request_id, [piece])
+    engines.decode.run()
+    assert cached(engines, request_id) == 0
 
 
 def test_a_prefix_is_of_the_tenant_and_adapter_of_the_request_that_awaits_it(

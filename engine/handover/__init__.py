@@ -1,0 +1,1 @@
+"""Prefixes on their way between engines, and how their pages travel."""
