@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from pathlib import Path
@@ -30,6 +29,7 @@ from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tuning.models import TuningJob
 from loraplex.platform.tuning.states import JobState
 from support.catalog import make_tenant
+from support.fake_trainer import State, write_state
 from support.tuning_jobs import examples, num_tokens
 
 COMMAND = (sys.executable, "-P", "-m", "support.fake_trainer")
@@ -74,9 +74,7 @@ def test_steps_of_a_checkpoint_that_no_report_named_are_counted_before_the_next_
     folder = WorkFolder(tmp_path / "work")
     folder.make()
     folder.training_file.write_bytes(examples("slow", NUM_EXAMPLES))
-    last = folder.checkpoints / "step-8"
-    last.mkdir()
-    (last / "state.json").write_text(json.dumps({"step": 8, "num_tokens": num_tokens(8)}))
+    write_state(folder.checkpoints, State(8, num_tokens(8)))
     engine: Any = SimpleNamespace(stats=SimpleNamespace(num_running=0, num_waiting=0), info=INFO)
     setup = setup_of(tiny_base, engine)
     control_plane = ControlPlane(database, b"s" * 32)
