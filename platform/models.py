@@ -41,7 +41,7 @@ from .responses.models import StoredResponse
 from .samples.models import Sample
 from .servers.models import Server
 from .tenants.models import Tenant, TenantDeletion
-from .tuning.models import TuningCheckpoint, TuningEvent, TuningJob
+from .tuning.models import StoredCheckpoint, TuningCheckpoint, TuningEvent, TuningJob
 from .usage.models import UsageDay, UsageRecord
 from .users.models import User
 from .webhooks.models import WebhookDelivery, WebhookEndpoint
@@ -94,6 +94,7 @@ __all__ = [
     "ServerSample",
     "SignInFailures",
     "SpentFlow",
+    "StoredCheckpoint",
     "StoredFile",
     "StoredResponse",
     "Tenant",

@@ -1,4 +1,4 @@
-"""The object store interface: one immutable object per adapter version or file."""
+"""The object store interface: one immutable object per adapter version, file or checkpoint."""
 
 from __future__ import annotations
 
@@ -123,6 +123,19 @@ def part_of_key(key: str) -> tuple[str, str, str] | None:
     match key.split("/"):
         case ["t", tenant_id, "u", upload_id, part_id]:
             return tenant_id, upload_id, part_id
+    return None
+
+
+def checkpoint_key(tenant_id: str, checkpoint_id: str, sha256: str) -> str:
+    """The store's key of a checkpoint of a fine-tuning job, named by its id and its content."""
+    return check_key(f"{OBJECT_PREFIX}{tenant_id}/c/{checkpoint_id}/{sha256}")
+
+
+def checkpoint_of_key(key: str) -> tuple[str, str] | None:
+    """The tenant and the id of the checkpoint with this key; None if it is not a checkpoint's."""
+    match key.split("/"):
+        case ["t", tenant_id, "c", checkpoint_id, _]:
+            return tenant_id, checkpoint_id
     return None
 
 

@@ -13,6 +13,7 @@ from ..batches.tenant_files import TenantFiles
 from ..telemetry.metrics import Metrics
 from ..telemetry.trainer_memories import TrainerMemories
 from ..tuning.attempt import TrainerSetup
+from ..tuning.checkpoint_store import CheckpointStore
 from ..tuning.job_run import RunServices
 from ..tuning.publication import Publication
 from ..tuning.served_values import check_served_values
@@ -56,6 +57,13 @@ async def open_tuning(
         control_plane=planes.control_plane,
         files=files,
         folders=WorkFolders(planes.settings.data_dir / "tuning"),
+        checkpoints=CheckpointStore(
+            planes.fetcher.store,
+            control_plane=planes.control_plane,
+            room=planes.disk_room,
+            server_id=planes.server_id,
+            runtime_id=info.runtime_id,
+        ),
         publication=Publication(pushes, planes.control_plane),
         trainers=TrainerSetup(
             command=TRAINER_COMMAND,

@@ -37,6 +37,8 @@ from ...platform.tuning.states import JobState
 from ..control_plane.control_plane import ControlPlane
 from ..telemetry.metrics import Metrics
 from ..telemetry.trainer_memories import TrainerMemories
+from .checkpoint_store import CheckpointStore
+from .checkpoint_uploads import CheckpointUploads
 from .token_count import TokenCount
 from .trainer import Trainer
 from .trainer_place import TrainerPlace
@@ -84,6 +86,7 @@ class Attempt:
         metrics: Metrics,
         job: TuningJob,
         folder: WorkFolder,
+        checkpoints: CheckpointStore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.job = job
@@ -94,6 +97,7 @@ class Attempt:
         self._control_plane = control_plane
         self._metrics = metrics
         self._folder = folder
+        self._uploads = CheckpointUploads(checkpoints, job, folder)
         self._clock = clock
         self._count = TokenCount(job.step, job.num_tokens)
         self._num_steps = job.num_steps
@@ -115,15 +119,18 @@ class Attempt:
         memories, job = self._setup.memories, self.job
         memories.add(job.id, pid=trainer.pid, tenant_id=job.tenant_id, adapter=job.adapter_name)
         trainer.send(self._open())
-        watch = asyncio.create_task(self._watch(trainer))
-        try:
-            last_word = await self._hear(trainer)
-        finally:
-            watch.cancel()
-            await asyncio.wait([watch])
-            memories.remove(job.id)
-            self.status = await trainer.close()
-        await self._report()
+        async with self._uploads.running():
+            watch = asyncio.create_task(self._watch(trainer))
+            try:
+                last_word = await self._hear(trainer)
+            finally:
+                watch.cancel()
+                await asyncio.wait([watch])
+                memories.remove(job.id)
+                self.status = await trainer.close()
+            await self._report()
+        if isinstance(last_word, Stopped):
+            await self._uploads.store_last()
         return last_word
 
     def _open(self) -> Open:
@@ -215,6 +222,7 @@ class Attempt:
 
     def _note_checkpoint(self, message: Checkpointed) -> None:
         self._count.note_total(message.step, message.num_tokens)
+        self._uploads.note()
         trained, validated = self._trained, self._validated
         self._checkpoints.append(
             Checkpoint(

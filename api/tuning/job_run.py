@@ -1,7 +1,7 @@
 """Trains one job: lays its data into its folder, runs trainers, publishes the result.
 
 It may stop at any point, and another run does the rest: of this server, from the last checkpoint,
-or of another one, from the start.
+or of another one, from the last one in the object store.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ..contract.error_codes import TUNING_CODES
 from ..control_plane.control_plane import ControlPlane
 from ..telemetry.metrics import Metrics
 from .attempt import Attempt, TrainerSetup
+from .checkpoint_store import CheckpointStore
 from .job_failed import JobFailed
 from .publication import Publication
 from .work_folders import WorkFolders
@@ -48,6 +49,7 @@ class RunServices:
     control_plane: ControlPlane
     files: TenantFiles
     folders: WorkFolders
+    checkpoints: CheckpointStore
     publication: Publication
     trainers: TrainerSetup
     metrics: Metrics
@@ -99,8 +101,14 @@ class JobRun:
         await self._lay_data(job)
         while True:
             services = self._services
+            await services.checkpoints.lay(job, self._folder)
             attempt = Attempt(
-                services.trainers, self._control_plane, services.metrics, job, self._folder
+                services.trainers,
+                self._control_plane,
+                services.metrics,
+                job,
+                self._folder,
+                services.checkpoints,
             )
             last_word = await attempt.run()
             job = attempt.job

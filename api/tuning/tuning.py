@@ -60,15 +60,17 @@ class Tuning:
         self._looks.start()
 
     async def close(self) -> None:
-        """Stop training; the jobs go on from their checkpoints when this server is back."""
+        """Stop training; this server or another one goes on from the checkpoints."""
         await self._looks.close()
         await self._runs.stop()
+        await asyncio.to_thread(self._services.checkpoints.close)
 
     async def _look(self) -> None:
         if self._is_draining():
             await self._runs.stop()
             return
         await self._remove_folders()
+        await self._services.checkpoints.remove_needless()
         await self._resume_within_budgets()
         if len(self._runs) >= self._max_jobs:
             return
@@ -98,7 +100,7 @@ class Tuning:
                 await control_plane.write(tenant_id, service.resume_within_budget)
 
     async def _remove_folders(self) -> None:
-        """Remove the folders of jobs that have ended, or that another server has begun anew."""
+        """Remove the folders of jobs that have ended, or that another server has taken over."""
         folders = self._services.folders
         busy = {job.job_id for job in self._runs}
         if not (found := await asyncio.to_thread(folders.list_jobs) - busy):

@@ -20,6 +20,8 @@ from ...adapters.store import (
     ObjectStore,
     StoredObject,
     adapter_key,
+    checkpoint_key,
+    checkpoint_of_key,
     file_key,
     file_of_key,
     object_key,
@@ -40,6 +42,7 @@ from ...platform.evaluations import service as evaluations
 from ...platform.responses import service as responses
 from ...platform.sessions import PlatformSession, TenantSession
 from ...platform.tuning import service as tuning
+from ...platform.tuning import stored_checkpoints
 from ..adapters.staging import Staging
 from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.control_plane import ControlPlane
@@ -238,8 +241,8 @@ class Garbage:
             repository.list_stored_contents_of_all_tenants
         )
         names = {object_key(key) for key in named}
-        names |= await self._control_plane.read_all_tenants(_names_of_files)
-        names |= await self._control_plane.read_all_tenants(_names_of_parts)
+        for list_names in (_names_of_files, _names_of_parts, _names_of_checkpoints):
+            names |= await self._control_plane.read_all_tenants(list_names)
         for stored in listed:
             if stored.key in names or stored.modified_at > young.timestamp():
                 continue
@@ -250,7 +253,8 @@ class Garbage:
         return list(self._store.list_keys(OBJECT_PREFIX))
 
     async def _is_unnamed(self, object_key: str) -> bool:
-        """Whether the object is a version's, a file's or a part's, and still none has this name."""
+        """Whether the object is of a version, a file, a checkpoint or a part, and still none has
+        this name."""
         if key := adapter_key(object_key):
             return not await self._control_plane.read(
                 key.tenant_id, lambda session: service.is_object_referenced(session, key.digest)
@@ -259,6 +263,11 @@ class Garbage:
             tenant_id, file_id = found
             return not await self._control_plane.read(
                 tenant_id, lambda session: files.exists(session, file_id)
+            )
+        if checkpoint := checkpoint_of_key(object_key):
+            tenant_id, checkpoint_id = checkpoint
+            return not await self._control_plane.read(
+                tenant_id, lambda session: stored_checkpoints.exists(session, checkpoint_id)
             )
         if part := part_of_key(object_key):
             tenant_id, upload_id, part_id = part
@@ -296,6 +305,11 @@ def _expire(file_id: str, session: TenantSession) -> Changed[None]:
 def _names_of_files(session: PlatformSession) -> set[str]:
     stored = files.list_stored_of_all_tenants(session)
     return {file_key(file.tenant_id, file.id, file.sha256) for file in stored}
+
+
+def _names_of_checkpoints(session: PlatformSession) -> set[str]:
+    stored = stored_checkpoints.list_of_all_tenants(session)
+    return {checkpoint_key(each.tenant_id, each.id, each.sha256) for each in stored}
 
 
 def _names_of_parts(session: PlatformSession) -> set[str]:

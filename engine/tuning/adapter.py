@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from ...adapters.durable import sync_directory
 from .base import TunableBase
-from .checkpoints import publish
 from .errors import InvalidRecipe
 from .messages import Recipe
 
@@ -62,7 +63,19 @@ def save_adapter(model: Any, folder: Path, *, base_name: str) -> None:
     config.inference_mode = True
     config.target_modules = sorted(config.target_modules)  # of a set: else in any order
     config.save_pretrained(str(unfinished))
-    publish(unfinished, path)
+    _publish(unfinished, path)
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         (path / name).replace(folder / name)
     path.rmdir()
+
+
+def _publish(unfinished: Path, path: Path) -> None:
+    """Bring a folder and its files to the disk, and give it its name. Replaces one of the same
+    name."""
+    for file in unfinished.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    sync_directory(unfinished)
+    shutil.rmtree(path, ignore_errors=True)
+    unfinished.rename(path)
+    sync_directory(path.parent)

@@ -1,30 +1,23 @@
-"""Checkpoints of a training run: safetensors and JSON.
-
-A checkpoint is written into a folder with a temporary name, brought to the disk, and renamed. So a
-folder with a checkpoint's name is whole, whenever the process was killed.
-"""
+"""Checkpoints of a training run: one safetensors file each, with JSON in its metadata."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from ...adapters.durable import sync_directory
+from .checkpoint_files import newest_whole, publish_checkpoint
 from .errors import TuningError
 
-NUM_KEPT = 2
-_NAME = re.compile(r"step-(\d{1,12})")
 _UNFINISHED = ".unfinished"
-_STATE, _TENSORS = "state.json", "state.safetensors"
+_STATE = "state"
+"""The metadata's entry."""
 _RANDOM_CPU, _RANDOM_DEVICE = "random.cpu", "random.device"
 
 
@@ -60,27 +53,22 @@ class TrainingState:
         """Write a checkpoint, and remove those before the last two."""
         optimizer = self._optimizer.state_dict()
         state = _Saved(progress, optimizer["param_groups"], self._scheduler.state_dict())
-        unfinished, path = folder / _UNFINISHED, folder / f"step-{progress.step}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
-        save_file(self._tensors(optimizer["state"]), unfinished / _TENSORS)
-        (unfinished / _STATE).write_bytes(msgspec.json.encode(state))
-        publish(unfinished, path)
-        for _, old in _checkpoints(folder)[:-NUM_KEPT]:
-            shutil.rmtree(old)
-        return path
+        unfinished = folder / _UNFINISHED
+        metadata = {_STATE: msgspec.json.encode(state).decode()}
+        save_file(self._tensors(optimizer["state"]), unfinished, metadata=metadata)
+        return publish_checkpoint(unfinished, folder, progress.step).path
 
     def restore(self, folder: Path, *, run_id: str) -> Progress | None:
-        """Continue from the last checkpoint in the folder; None: there is none. Raises TuningError
-        if it is another run's."""
-        checkpoints = _checkpoints(folder)
-        if not checkpoints:
+        """Continue from the newest checkpoint in the folder that is whole; None: there is none.
+        Raises TuningError if it is another run's."""
+        checkpoint = newest_whole(folder)
+        if checkpoint is None:
             return None
-        _, path = checkpoints[-1]
-        state = msgspec.json.decode((path / _STATE).read_bytes(), type=_Saved)
+        with safe_open(checkpoint.path, framework="pt") as file:
+            state = msgspec.json.decode(file.metadata()[_STATE], type=_Saved)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if state.progress.run_id != run_id:
             raise TuningError("the checkpoints belong to another recipe, base or file")
-        tensors = load_file(path / _TENSORS)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(tensors[f"parameter.{name}"])
@@ -106,21 +94,3 @@ class TrainingState:
         if torch.cuda.is_available():
             tensors[_RANDOM_DEVICE] = torch.cuda.get_rng_state()
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
-def publish(unfinished: Path, path: Path) -> None:
-    """Bring a folder and its files to the disk, and give it its name. Replaces one of the same
-    name."""
-    for file in unfinished.iterdir():
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-    sync_directory(unfinished)
-    shutil.rmtree(path, ignore_errors=True)
-    unfinished.rename(path)
-    sync_directory(path.parent)
-
-
-def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """The whole ones, by ascending step."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)

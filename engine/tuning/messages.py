@@ -59,7 +59,7 @@ class Open(Message, frozen=True):
     `{"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}`."""
     validation_file: str | None
     checkpoint_folder: str
-    """Checkpoints are its sub-folders. Training resumes from the last whole one."""
+    """Checkpoints are its files. Training resumes from the newest one that is whole."""
     result_folder: str
     """Receives `adapter_config.json` and `adapter_model.safetensors`."""
     max_memory_bytes: int | None
@@ -132,7 +132,7 @@ class Checkpointed(Message, frozen=True):
     """A checkpoint is whole on the disk."""
 
     step: int
-    folder: str
+    file: str
     num_tokens: int
     """Tokens of the steps up to this one."""
 

@@ -1,4 +1,4 @@
-"""The tables of fine-tuning jobs, of their events and of their checkpoints."""
+"""The tables of fine-tuning jobs, of their events, and of their checkpoints and stored bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ..adapters.models import REASON_LENGTH, SHA256_HEX_LENGTH
+from ..adapters.models import DIGEST_LENGTH, REASON_LENGTH, SHA256_HEX_LENGTH
 from ..base import ID_LENGTH, Base, JsonObject, TenantOwned, UtcDateTime, state_type, utc_now
 from ..batches.file_models import FILE_ID_LENGTH
 from ..keys.principal import AUTHOR_LENGTH
@@ -93,7 +93,7 @@ class TuningEvent(TenantOwned, Base):
 
 
 class TuningCheckpoint(TenantOwned, Base):
-    """The figures of a checkpoint. Its files are on the disk of the job's server."""
+    """The figures of a checkpoint, whether its bytes are kept or not."""
 
     __tablename__ = "tuning_checkpoints"
     __table_args__ = (Index("ix_tuning_checkpoints_job_id_step", "job_id", "step"),)
@@ -105,4 +105,20 @@ class TuningCheckpoint(TenantOwned, Base):
     train_accuracy: Mapped[float | None] = mapped_column(Float)
     valid_loss: Mapped[float | None] = mapped_column(Float)
     valid_accuracy: Mapped[float | None] = mapped_column(Float)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+
+
+class StoredCheckpoint(TenantOwned, Base):
+    """A checkpoint whose bytes are in the object store, for a server that takes over the job."""
+
+    __tablename__ = "stored_checkpoints"
+    __table_args__ = (Index("ix_stored_checkpoints_job_id_step", "job_id", "step"),)
+
+    id: Mapped[str] = mapped_column(String(CHECKPOINT_ID_LENGTH), primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(JOB_ID_LENGTH), ForeignKey("tuning_jobs.id"))
+    step: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(SHA256_HEX_LENGTH))
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    runtime_id: Mapped[str] = mapped_column(String(DIGEST_LENGTH))
+    """Of the base as its server serves it. With other values, nobody resumes from it."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)

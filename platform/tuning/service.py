@@ -30,7 +30,7 @@ from ..tenants.models import Tenant
 from ..usage import service as usage
 from ..webhooks.event_types import EventType
 from ..webhooks.outbox import announce
-from .models import TuningCheckpoint, TuningEvent, TuningJob
+from .models import StoredCheckpoint, TuningCheckpoint, TuningEvent, TuningJob
 from .states import OPEN_STATES, JobState, PauseReason, check_transition
 
 MAX_OPEN = 20
@@ -141,13 +141,20 @@ def create(session: TenantSession, new: NewJob, viewer: Principal) -> TuningJob:
     )
     session.add(job)
     session.flush()
-    _add_events(session, job.id, [Happened("The job was created.")])
+    add_events(session, job.id, [Happened("The job was created.")])
     return job
 
 
-def get_job(session: TenantSession, job_id: str, *, viewer: Principal | None = None) -> TuningJob:
-    """The tenant's job. Raises TuningJobNotFound, also if the viewer may not see it."""
-    return _known(session, job_id, viewer, is_locked=False)
+def get_job(
+    session: TenantSession,
+    job_id: str,
+    *,
+    viewer: Principal | None = None,
+    is_locked: bool = False,
+) -> TuningJob:
+    """The tenant's job, whose row is locked until the end of the unit of work if `is_locked`.
+    Raises TuningJobNotFound, also if the viewer may not see it."""
+    return _known(session, job_id, viewer, is_locked=is_locked)
 
 
 def list_jobs(
@@ -220,7 +227,7 @@ def pause(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[Tu
     job, is_changed = _change(session, job_id, viewer, JobState.PAUSED, message)
     if not is_changed and job.pause_reason == PauseReason.BUDGET:
         is_changed = True
-        _add_events(session, job.id, [Happened(message)])
+        add_events(session, job.id, [Happened(message)])
     if is_changed:
         _note_pause(session, job, PauseReason.REQUESTED)
     return job, is_changed
@@ -335,11 +342,11 @@ def begin(session: TenantSession, job_id: str, server_id: str) -> TuningJob:
     is_elsewhere = job.server_id not in {None, server_id}
     if job.state is JobState.QUEUED:
         _go(job, JobState.RUNNING)
-        _add_events(session, job_id, [Happened("The job is running.")])
+        add_events(session, job_id, [Happened("The job is running.")])
     if is_elsewhere:
         job.finalizing_at = None
-        message = "The job's server is gone. Another one trains it from the start."
-        _add_events(session, job_id, [Happened(message, "warn")])
+        message = "The job's server is gone. Another one goes on."
+        add_events(session, job_id, [Happened(message, "warn")])
     job.server_id, job.started_at = server_id, utc_now()
     return job
 
@@ -349,7 +356,7 @@ def record(session: TenantSession, job_id: str, progress: Progress) -> TuningJob
     do is paused if a limit of its tenant is reached."""
     job = _known(session, job_id, None, is_locked=True)
     job.num_steps = progress.num_steps or job.num_steps
-    _add_events(session, job_id, progress.events)
+    add_events(session, job_id, progress.events)
     _add_checkpoints(session, job_id, progress.checkpoints)
     if progress.step >= job.step and progress.num_tokens > job.num_tokens:
         _charge(session, job, progress.num_tokens)
@@ -363,7 +370,7 @@ def note_restart(session: TenantSession, job_id: str, reason: str) -> TuningJob:
     """Its trainer ended without a result, and is started again."""
     job = _known(session, job_id, None, is_locked=True)
     job.num_restarts += 1
-    _add_events(session, job_id, [Happened(reason, "warn")])
+    add_events(session, job_id, [Happened(reason, "warn")])
     return job
 
 
@@ -389,7 +396,7 @@ def succeed(session: TenantSession, job_id: str, *, version: int, base_id: str) 
         "recipe": job.recipe,
     }
     message = f"The adapter is ready to be used: {job.adapter_name}@{version}."
-    _add_events(session, job_id, [Happened(message)])
+    add_events(session, job_id, [Happened(message)])
     _announce_end(session, job, EventType.JOB_SUCCEEDED)
     return job
 
@@ -404,9 +411,35 @@ def fail(
     _go(job, JobState.FAILED)
     job.error_code, job.error_message, job.error_param = code, message, param
     job.ended_at = utc_now()
-    _add_events(session, job_id, [Happened(message, "error")])
+    add_events(session, job_id, [Happened(message, "error")])
     _announce_end(session, job, EventType.JOB_FAILED)
     return job
+
+
+def add_events(session: TenantSession, job_id: str, events: Sequence[Happened]) -> None:
+    """Add events to the job, and remove the oldest if there are too many."""
+    if not events:
+        return
+    last = session.scalar(select(func.max(TuningEvent.number)).where(TuningEvent.job_id == job_id))
+    number = last or 0
+    for event in events:
+        number += 1
+        session.add(
+            TuningEvent(
+                id=f"ftevent-{uuid.uuid4().hex}",
+                job_id=job_id,
+                number=number,
+                level=event.level,
+                kind="message" if event.data is None else "metrics",
+                message=event.message,
+                data=event.data,
+                created_at=utc_now(),
+            )
+        )
+    session.flush()
+    old = (TuningEvent.job_id == job_id, TuningEvent.number <= number - MAX_EVENTS)
+    for row in session.scalars(select(TuningEvent).where(*old)):
+        session.delete(row)
 
 
 # --- removal --------------------------------------------------------------------------------------
@@ -414,7 +447,7 @@ def fail(
 
 def purge(session: PlatformSession, before: datetime, limit: int = 10) -> int:
     """Delete jobs that ended before this, with their events and checkpoints; returns how many. The
-    lineage of their versions stays."""
+    lineage of their versions stays. A garbage collection removes objects that are left of them."""
     query = select(TuningJob).where(TuningJob.ended_at < before)
     return _remove(session, query.order_by(TuningJob.ended_at).limit(limit))
 
@@ -428,7 +461,7 @@ def remove_ended(session: TenantSession, adapter_name: str) -> int:
 def _remove(session: PlatformSession | TenantSession, query: Select[TuningJob]) -> int:
     jobs = session.scalars(query).all()
     job_ids = [job.id for job in jobs]
-    for table in (TuningEvent, TuningCheckpoint):
+    for table in (TuningEvent, TuningCheckpoint, StoredCheckpoint):
         for row in session.scalars(select(table).where(table.job_id.in_(job_ids))):
             session.delete(row)
     session.flush()  # before the jobs that they refer to
@@ -489,7 +522,7 @@ def _move(session: TenantSession, job: TuningJob, target: JobState, message: str
     _go(job, target)
     if target not in OPEN_STATES:
         job.ended_at = utc_now()
-    _add_events(session, job.id, [Happened(message)])
+    add_events(session, job.id, [Happened(message)])
 
 
 def _charge(session: TenantSession, job: TuningJob, num_tokens: int) -> None:
@@ -520,7 +553,7 @@ def _pause_at_limit(session: TenantSession, job: TuningJob) -> None:
         return
     _go(job, JobState.PAUSED)
     message = f"The job was paused: the tenant's {cause}"
-    _add_events(session, job.id, [Happened(message, "warn")])
+    add_events(session, job.id, [Happened(message, "warn")])
     _note_pause(session, job, reason)
 
 
@@ -536,31 +569,6 @@ _WAITS_FOR_BUDGET = (TuningJob.state == JobState.PAUSED) & (
 
 def _reads(file_id: str) -> ColumnElement[bool]:
     return (TuningJob.training_file_id == file_id) | (TuningJob.validation_file_id == file_id)
-
-
-def _add_events(session: TenantSession, job_id: str, events: Sequence[Happened]) -> None:
-    if not events:
-        return
-    last = session.scalar(select(func.max(TuningEvent.number)).where(TuningEvent.job_id == job_id))
-    number = last or 0
-    for event in events:
-        number += 1
-        session.add(
-            TuningEvent(
-                id=f"ftevent-{uuid.uuid4().hex}",
-                job_id=job_id,
-                number=number,
-                level=event.level,
-                kind="message" if event.data is None else "metrics",
-                message=event.message,
-                data=event.data,
-                created_at=utc_now(),
-            )
-        )
-    session.flush()
-    old = (TuningEvent.job_id == job_id, TuningEvent.number <= number - MAX_EVENTS)
-    for row in session.scalars(select(TuningEvent).where(*old)):
-        session.delete(row)
 
 
 def _add_checkpoints(

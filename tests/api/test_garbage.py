@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.store import file_key, object_key
+from loraplex.adapters.store import checkpoint_key, file_key, object_key
 from loraplex.adapters.store.local import LocalStore
 from loraplex.api.adapters.staging import Staging
 from loraplex.api.control_plane.control_plane import ControlPlane
@@ -31,7 +31,7 @@ from loraplex.platform.batches.models import Batch
 from loraplex.platform.batches.states import BatchState
 from loraplex.platform.database import Database
 from loraplex.platform.responses.models import StoredResponse
-from loraplex.platform.tuning.models import TuningJob
+from loraplex.platform.tuning.models import StoredCheckpoint, TuningJob
 from loraplex.platform.tuning.states import JobState
 from support.catalog import make_digest, make_new_version, make_tenant, make_version
 from support.databases import copy_of_migrated_sqlite
@@ -336,6 +336,42 @@ def test_a_fine_tuning_job_goes_when_it_ended_long_ago(installation: Installatio
     installation.collect()
     with installation.database.transaction(installation.tenant_id, read_only=True) as session:
         assert set(session.scalars(select(TuningJob.id))) == {"ftjob-open", "ftjob-new"}
+
+
+def test_checkpoints_that_no_job_names_are_removed_and_named_ones_stay(
+    installation: Installation,
+) -> None:
+    tenant_id = installation.tenant_id
+    with installation.database.transaction(tenant_id) as session:
+        session.add(
+            TuningJob(
+                id="ftjob-open",
+                adapter_name="bot",
+                created_by="key:ci",
+                training_file_id="file-1",
+                training_sha256="0" * 64,
+                recipe={},
+                state=JobState.PAUSED,
+            )
+        )
+        session.flush()
+        session.add(
+            StoredCheckpoint(
+                id="ftckpt-kept",
+                job_id="ftjob-open",
+                step=4,
+                sha256="0" * 64,
+                size_bytes=1,
+                runtime_id="sha256:0",
+            )
+        )
+    kept, lost = (
+        checkpoint_key(tenant_id, f"ftckpt-{name}", "0" * 64) for name in ("kept", "lost")
+    )
+    for key in (kept, lost):
+        put_old_object(installation, key)
+    assert installation.collect().removed_objects == [lost]
+    assert installation.store.exists(kept)
 
 
 def test_a_file_that_an_open_batch_reads_stays_beyond_its_time(installation: Installation) -> None:

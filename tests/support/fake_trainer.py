@@ -21,9 +21,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from loraplex.adapters.json_frames import Inbox
+from loraplex.engine.tuning.checkpoint_files import newest_whole, publish_checkpoint
 from loraplex.engine.tuning.messages import (
     Checkpointed,
     Failed,
@@ -158,20 +160,13 @@ class Training:
         return len(lives.read_text())
 
     def _last_checkpoint(self) -> State:
-        states = [
-            msgspec.json.decode(path.read_bytes(), type=State)
-            for path in self._checkpoints.glob("step-*/state.json")
-        ]
-        return max(states, key=lambda state: state.step, default=State(0, 0))
+        newest = newest_whole(self._checkpoints)
+        return State(0, 0) if newest is None else read_state(newest.path)
 
     def _write_checkpoint(self) -> None:
-        folder = self._checkpoints / f"step-{self._state.step}"
-        unfinished = self._checkpoints / "unfinished"
-        unfinished.mkdir(exist_ok=True)
-        (unfinished / "state.json").write_bytes(msgspec.json.encode(self._state))
-        if not folder.exists():
-            unfinished.rename(folder)
-        self._server.tell(Checkpointed(self._state.step, str(folder), self._state.num_tokens))
+        step, num_tokens = self._state.step, self._state.num_tokens
+        path = write_state(self._checkpoints, self._state)
+        self._server.tell(Checkpointed(step, str(path), num_tokens))
 
     def _write_result(self) -> None:
         """An adapter in PEFT's layout for the query projections of a Llama."""
@@ -195,6 +190,18 @@ class Training:
             "target_modules": ["q_proj"],
         }
         (result / "adapter_config.json").write_text(json.dumps(config))
+
+
+def write_state(folder: Path, state: State) -> Path:
+    """A checkpoint without tensors."""
+    unfinished = folder / ".unfinished"
+    save_file({}, unfinished, metadata={"state": msgspec.json.encode(state).decode()})
+    return publish_checkpoint(unfinished, folder, state.step).path
+
+
+def read_state(path: Path) -> State:
+    with safe_open(path, framework="np") as file:
+        return msgspec.json.decode(file.metadata()["state"], type=State)
 
 
 def num_tokens_of(example: dict[str, Any]) -> int:

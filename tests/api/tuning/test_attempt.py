@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from pathlib import Path
@@ -30,6 +29,8 @@ from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tuning.models import TuningJob
 from loraplex.platform.tuning.states import JobState
 from support.catalog import make_tenant
+from support.checkpoints import make_checkpoint_store
+from support.fake_trainer import State, write_state
 from support.tuning_jobs import examples, num_tokens
 
 COMMAND = (sys.executable, "-P", "-m", "support.fake_trainer")
@@ -74,18 +75,17 @@ def test_steps_of_a_checkpoint_that_no_report_named_are_counted_before_the_next_
     folder = WorkFolder(tmp_path / "work")
     folder.make()
     folder.training_file.write_bytes(examples("slow", NUM_EXAMPLES))
-    last = folder.checkpoints / "step-8"
-    last.mkdir()
-    (last / "state.json").write_text(json.dumps({"step": 8, "num_tokens": num_tokens(8)}))
+    write_state(folder.checkpoints, State(8, num_tokens(8)))
     engine: Any = SimpleNamespace(stats=SimpleNamespace(num_running=0, num_waiting=0), info=INFO)
     setup = setup_of(tiny_base, engine)
     control_plane = ControlPlane(database, b"s" * 32)
+    checkpoints = make_checkpoint_store(control_plane, tmp_path / "store")
 
     def cancel(session: TenantSession) -> None:
         session.get_one(TuningJob, job.id).state = JobState.CANCELLED
 
     async def run() -> Attempt:
-        attempt = Attempt(setup, control_plane, Metrics(lambda: None), job, folder)
+        attempt = Attempt(setup, control_plane, Metrics(lambda: None), job, folder, checkpoints)
         running = asyncio.create_task(attempt.run())
         while not attempt.job.step:
             await asyncio.sleep(0.05)
@@ -113,9 +113,10 @@ def test_training_waits_while_the_engine_is_busy_and_ends_when_it_is_idle(
     engine: Any = SimpleNamespace(stats=stats, info=INFO)
     setup = setup_of(tiny_base, engine)
     control_plane = ControlPlane(database, b"s" * 32)
+    checkpoints = make_checkpoint_store(control_plane, tmp_path / "store")
 
     async def run() -> tuple[Finished, list[int]]:
-        attempt = Attempt(setup, control_plane, Metrics(lambda: None), job, folder)
+        attempt = Attempt(setup, control_plane, Metrics(lambda: None), job, folder, checkpoints)
         running = asyncio.create_task(attempt.run())
         while attempt.job.step < 3:
             await asyncio.sleep(0.1)
@@ -147,8 +148,11 @@ def test_training_with_cpus_of_its_own_goes_on_while_the_engine_is_busy(
     busy: Any = SimpleNamespace(stats=SimpleNamespace(num_running=3, num_waiting=2), info=INFO)
     place = TrainerPlace("cpu", cpus=(0,), shares_engine=False)
     control_plane = ControlPlane(database, b"s" * 32)
+    checkpoints = make_checkpoint_store(control_plane, tmp_path / "store")
     metrics = Metrics(lambda: None)
-    attempt = Attempt(setup_of(tiny_base, busy, place), control_plane, metrics, job, folder)
+    attempt = Attempt(
+        setup_of(tiny_base, busy, place), control_plane, metrics, job, folder, checkpoints
+    )
     last_word = asyncio.run(attempt.run())
     control_plane.close()
     assert isinstance(last_word, Finished)

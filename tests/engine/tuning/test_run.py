@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from loraplex.engine.config import Quantization
 from loraplex.engine.text.tokenizer import Tokenizer
+from loraplex.engine.tuning.checkpoint_files import list_checkpoints
 from loraplex.engine.tuning.errors import (
     BaseNotTunable,
     InvalidRecipe,
@@ -146,8 +150,12 @@ def test_reports_count_steps_examples_and_tokens(base: Path, data: Path, tmp_pat
     saved = of_kind(reports, Checkpointed)
     assert [report.step for report in saved] == [8, 16, 20]
     assert saved[-1].num_tokens == num_tokens
-    kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert kept == {"step-16", "step-20"}
+    folder = tmp_path / "checkpoints"
+    assert [kept.step for kept in list_checkpoints(folder)] == [20, 16]
+    assert len(list(folder.iterdir())) == 2
+    num_parameters = sum(map(np.size, load_file(tmp_path / "result" / WEIGHTS).values()))
+    for kept in list_checkpoints(folder):
+        assert 0 <= kept.path.stat().st_size - 12 * num_parameters < 64 << 10
 
 
 def test_the_files_name_no_path_of_the_server(base: Path, data: Path, tmp_path: Path) -> None:
@@ -215,10 +223,27 @@ def test_checkpoints_of_another_recipe_are_refused(base: Path, data: Path, tmp_p
 def test_an_unfinished_checkpoint_is_not_read(base: Path, data: Path, tmp_path: Path) -> None:
     order = open_order(base, data, tmp_path)
     unfinished = tmp_path / "checkpoints" / ".unfinished"
-    unfinished.mkdir()
-    (unfinished / "state.json").write_text("{")
+    unfinished.write_text("{")
     assert of_kind(train_here(order), Ready)[0].first_step == 0
     assert not unfinished.exists()
+
+
+def test_a_damaged_checkpoint_is_not_read_and_the_one_before_it_is(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
+    whole, damaged = tmp_path / "whole", tmp_path / "damaged"
+    train_here(open_order(base, data, whole))
+    order = open_order(base, data, damaged)
+    train_here(order, {7: [Stop()]})
+    newest, before = list_checkpoints(damaged / "checkpoints")
+    with newest.path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    (ready,) = of_kind(train_here(order), Ready)
+    assert (newest.step, before.step, ready.first_step) == (7, 5, 5)
+    assert weights(damaged) == weights(whole)
 
 
 @pytest.mark.slow

@@ -1,0 +1,141 @@
+"""The rows of checkpoints whose bytes are in the object store."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import select
+
+from loraplex.platform.base import utc_now
+from loraplex.platform.database import Database
+from loraplex.platform.errors import QuotaExceeded
+from loraplex.platform.sessions import TenantSession
+from loraplex.platform.tenants.models import Tenant
+from loraplex.platform.tuning import service, stored_checkpoints
+from loraplex.platform.tuning.models import StoredCheckpoint, TuningJob
+from loraplex.platform.tuning.states import JobState
+from support.catalog import make_version
+from support.limits import limit
+
+SIZE, RUNTIME = 100, "sha256:1"
+
+
+def make_job(session: TenantSession, job_id: str, state: JobState = JobState.RUNNING) -> str:
+    job = TuningJob(
+        id=job_id,
+        adapter_name="bot",
+        created_by="key:ci",
+        training_file_id="file-1",
+        training_sha256="0" * 64,
+        recipe={},
+        state=state,
+        server_id="server-1",
+        ended_at=utc_now() if state is JobState.CANCELLED else None,
+    )
+    session.add(job)
+    session.flush()
+    return job_id
+
+
+def make_checkpoint(job_id: str, step: int) -> StoredCheckpoint:
+    return StoredCheckpoint(
+        id=stored_checkpoints.new_checkpoint_id(),
+        job_id=job_id,
+        step=step,
+        sha256="0" * 64,
+        size_bytes=SIZE,
+        runtime_id=RUNTIME,
+        created_at=utc_now(),
+    )
+
+
+def store(session: TenantSession, job_id: str, *steps: int) -> list[int]:
+    """Add checkpoints; the steps of those whose objects are to be removed."""
+    return [
+        needless.step
+        for step in steps
+        for needless in stored_checkpoints.add(
+            session, make_checkpoint(job_id, step), server_id="server-1"
+        )
+    ]
+
+
+def steps_of(session: TenantSession, job_id: str) -> list[int]:
+    found = stored_checkpoints.list_newest(session, job_id, runtime_id=RUNTIME)
+    return [each.step for each in found]
+
+
+def test_the_two_newest_stay_and_those_before_are_told(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        job_id = make_job(session, "ftjob-1")
+        assert store(session, job_id, 4, 8, 12, 16) == [4, 8]
+        assert steps_of(session, job_id) == [16, 12]
+
+
+def test_a_tenant_sees_its_own_alone(database: Database, acme: Tenant, bolt: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        store(session, make_job(session, "ftjob-1"), 4)
+        (stored,) = session.scalars(select(StoredCheckpoint.id))
+        assert stored_checkpoints.exists(session, stored)
+    with database.transaction(bolt.id) as session:
+        assert not stored_checkpoints.exists(session, stored)
+        assert steps_of(session, "ftjob-1") == []
+        stored_checkpoints.remove_damaged(session, stored)
+        (foreign,) = stored_checkpoints.add(
+            session, make_checkpoint("ftjob-1", 8), server_id="server-1"
+        )
+        assert foreign.step == 8, "there is no such job"
+    with database.transaction(acme.id) as session:
+        assert steps_of(session, "ftjob-1") == [4]
+
+
+def test_the_limit_counts_adapters_and_all_checkpoints_but_those_that_are_replaced(
+    database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        version = make_version(session, "bot")
+        first, second = (make_job(session, f"ftjob-{number}") for number in (1, 2))
+        store(session, first, 4, 8)
+        store(session, second, 4)
+        used = version.size_bytes + 3 * SIZE
+    for room, job_id, fits in (
+        (used, first, True),  # instead of its older one
+        (used, second, False),
+        (used + SIZE, second, True),
+    ):
+        limit(database, acme.id, stored_bytes=room)
+        with database.transaction(acme.id) as session:
+            if fits:
+                stored_checkpoints.check_room(session, job_id, SIZE)
+                continue
+            with pytest.raises(QuotaExceeded):
+                stored_checkpoints.check_room(session, job_id, SIZE)
+
+
+def test_those_of_ended_jobs_are_taken_once(database: Database, acme: Tenant, bolt: Tenant) -> None:
+    for tenant in (acme, bolt):
+        with database.transaction(tenant.id) as session:
+            for name in ("open", "ended"):
+                store(session, make_job(session, f"ftjob-{tenant.slug}-{name}"), 4, 8)
+            job = session.get_one(TuningJob, f"ftjob-{tenant.slug}-ended")
+            job.state, job.ended_at = JobState.CANCELLED, utc_now()
+    with database.platform_transaction() as session:
+        assert stored_checkpoints.has_needless(session)
+        taken = stored_checkpoints.take_needless(session)
+        assert sorted((each.tenant_id, each.step) for each in taken) == sorted(
+            (tenant.id, step) for tenant in (acme, bolt) for step in (4, 8)
+        )
+    with database.platform_transaction() as session:
+        assert not stored_checkpoints.has_needless(session)
+        assert stored_checkpoints.take_needless(session) == []
+        assert len(stored_checkpoints.list_of_all_tenants(session)) == 4
+
+
+def test_they_are_deleted_with_their_job(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        job_id = make_job(session, "ftjob-1")
+        store(session, job_id, 4)
+        job = session.get_one(TuningJob, job_id)
+        job.state, job.ended_at = JobState.CANCELLED, utc_now()
+        session.flush()
+        assert service.remove_ended(session, "bot") == 1
+        assert session.scalars(select(StoredCheckpoint)).all() == []
