@@ -21,6 +21,7 @@ from ..messages import (
     ToAgent,
 )
 from ..sampling_params import SamplingParams
+from .handover_counts import HandoverCounts
 from .handover_pace import HandoverPace
 from .router import RoutedRequest, Router
 
@@ -64,6 +65,7 @@ class Handovers:
         self._send = send
         self._has_room = has_room
         self._clock = clock
+        self.counts = HandoverCounts(clock)
         self._pace = HandoverPace(clock)
         self._of: dict[str, _Handover] = {}
         """By request."""
@@ -123,7 +125,10 @@ class Handovers:
             self._give_up(handover)
             return
         self._send(handover.target, replace(piece, request_id=handover.request_id))
+        self.counts.add_bytes(source, handover.target, _num_bytes(piece))
         if piece.is_last:
+            note = self.counts.complete if piece.groups else self.counts.give_up
+            note(source, handover.target)
             self._end(handover)
             if handover.computed_at is not None and piece.groups:
                 self._pace.note(
@@ -160,6 +165,7 @@ class Handovers:
     def _give_up(self, handover: _Handover) -> None:
         """The target goes on with what it has, and the source sends no more."""
         self._end(handover)
+        self.counts.give_up(handover.source, handover.target)
         self._send(handover.source, Abort(handover.prefill_id))
         self._send(handover.target, PrefixPiece(handover.request_id, [], is_last=True))
 
@@ -167,6 +173,10 @@ class Handovers:
         handover.is_over = True
         if self._prefills.pop(handover.prefill_id, None):
             self._router.close(handover.prefill_id)
+
+
+def _num_bytes(piece: PrefixPiece) -> int:
+    return sum(len(page) for group in piece.groups for page in group.pages)
 
 
 def _may_hand_over(request: GenerationRequest) -> bool:

@@ -17,6 +17,7 @@ from loraplex.adapters.record import Departure
 from loraplex.adapters.status import AdapterStatus, AdapterTierStats
 from loraplex.api.inference.sequence_times import ABORTED, FAILED, SequenceTimes
 from loraplex.api.telemetry.metrics import Metrics
+from loraplex.engine.fleet.handover_counts import HandoverFigures
 from loraplex.engine.fleet.replica_view import ReplicaView
 from loraplex.engine.messages import (
     EngineStats,
@@ -24,6 +25,7 @@ from loraplex.engine.messages import (
     LatencyTargets,
     ProposerTotals,
     RankStats,
+    ReplicaRole,
     ReplicaState,
     RequestStarted,
     SpeculationStats,
@@ -102,6 +104,7 @@ STATS = EngineStats(
 REPLICA = ReplicaView(
     id="one",
     address="gpu-1:7070",
+    role=ReplicaRole.PREFILL,
     state=ReplicaState.DRAINING,
     failure=None,
     num_running=3,
@@ -114,6 +117,7 @@ REPLICA = ReplicaView(
     arena_bytes=1 << 30,
     num_restarts=0,
     device="cuda:0",
+    handovers=HandoverFigures(num_complete=6, num_given_up=1, num_bytes=7 << 20),
 )
 FETCHER_STATS = FetcherStats(DiskCacheStats(32, 33, 34, 35, 36, 37), 38)
 

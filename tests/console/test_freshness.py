@@ -106,13 +106,21 @@ def test_a_replica_is_drained_and_resumed(visitor: Visitor, seeded: Seeded) -> N
 def test_a_replica_shows_its_figures_or_why_it_is_out_of_reach(visitor: Visitor) -> None:
     figures = {"num_running": 31, "num_waiting": 32, "max_batch": 33, "num_restarts": 34}
     adapters = {"num_resident": 35, "num_loading": 36, "kv_usage": 0.37}
-    device = {"arena_bytes": 38 << 30, "device": "cuda:0"}
+    device = {"arena_bytes": 38 << 30, "device": "cuda:0", "role": "decode"}
+    handovers = {
+        **{"num_complete": 39, "num_given_up": 40, "num_bytes": 41 << 20},
+        **{"complete_per_second": 4.2, "bytes_per_second": 43 << 20},
+    }
     texts = ["31 of 33", "32", "34", "35", "36 loading", "37 %", "cuda:0, 38.0 GiB"]
+    texts += ["decode", "4.2/s", "43.0 MiB/s", "40 given up"]
     connections: list[dict[str, Any]] = [{"state": "ready", "failure": None}]
 
     def answer(route: Route) -> None:
         body: dict[str, Any] = route.fetch().json()
-        body["data"][0]["connection"] = {**figures, **adapters, **device, **connections[-1]}
+        body["data"][0]["connection"] = {
+            **{**figures, **adapters, **device, "handovers": handovers},
+            **connections[-1],
+        }
         route.fulfill(json=body)
 
     page = visitor.page

@@ -229,11 +229,16 @@ def test_a_replicas_state_is_what_the_answering_server_sees(
 def test_figures_are_shown_while_the_answering_server_is_connected() -> None:
     counts = ("num_running", "num_waiting", "max_batch", "num_resident", "num_loading")
     figures = {name: number for number, name in enumerate((*counts, "num_restarts"), 1)}
-    connection = {**figures, "state": "ready", "kv_usage": 0.25, "device": "cuda:0"}
+    handovers = {"complete_per_second": 1.5, "bytes_per_second": 201e6}
+    connection = {
+        **{**figures, "state": "ready", "kv_usage": 0.25, "device": "cuda:0"},
+        **{"role": "decode", "handovers": handovers},
+    }
     row = {"address": "gpu-1:7070", "id": "one", "seen_at": None, "is_draining": False}
     reached = row_of({**row, "connection": {**connection, "failure": None}})
     shown = ("running", "waiting", "batch", "resident", "loading", "restarts", "kv", "device")
     assert [reached[name] for name in shown] == [1, 2, 3, 4, 5, 6, "25%", "cuda:0"]
+    assert (reached["role"], reached["handovers"]) == ("decode", "1.50/s, 201 MB/s")
     lost = row_of({**row, "connection": {**connection, "failure": {"code": "replica_lost"}}})
     assert [lost[name] for name in shown] == [None] * len(shown)
 
