@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .client import ApiClient, open_client
+from .fleet import figures_of
 from .output import print_json
 
 app = typer.Typer(add_completion=False)
@@ -21,6 +22,14 @@ LIVE_COLUMNS = ("tenant", "model", "state", "waits_for", "generated_tokens", "ag
 RANK_COLUMNS = (
     *("rank", "stage", "host", "resident_bytes", "weight_bytes", "kv_bytes"),
     *("arena_used_bytes", "arena_bytes", "host_used_bytes", "host_bytes", "age_seconds"),
+)
+PREFIX_COLUMNS = (
+    *("tier", "used_bytes", "capacity_bytes", "hit_tokens", "copied_in_bytes"),
+    *("copied_out_bytes", "evicted_blocks"),
+)
+REPLICA_COLUMNS = (
+    *("address", "role", "state", "running", "waiting", "batch", "resident", "loading", "kv"),
+    "handovers",
 )
 RESIDENT_COLUMNS = ("tenant", "versions", "tier", "device_bytes", "num_leases")
 
@@ -39,7 +48,7 @@ def top(
             return
         with Live(console=Console(), screen=True, auto_refresh=False) as screen:
             while True:
-                shown = _draw(_look(client, limit, is_operator=is_operator), limit)
+                shown = draw(_look(client, limit, is_operator=is_operator), limit)
                 screen.update(shown, refresh=True)
                 sleep(interval)
 
@@ -53,7 +62,8 @@ def _look(client: ApiClient, limit: int, *, is_operator: bool) -> dict[str, Any]
     }
 
 
-def _draw(seen: dict[str, Any], limit: int) -> Group:
+def draw(seen: dict[str, Any], limit: int) -> Group:
+    """The screen: one table for each kind of thing, with `limit` rows at most."""
     requests, residency = seen["requests"], seen["residency"]
     tables = [_table("Requests", LIVE_COLUMNS, requests["data"])]
     if residency is not None:
@@ -61,6 +71,10 @@ def _draw(seen: dict[str, Any], limit: int) -> Group:
         tables.append(
             _table(_totals(residency), ("tier", "num_bytes", "capacity_bytes"), residency["tiers"])
         )
+        tables.append(_table(_border(residency["border"]), PREFIX_COLUMNS, residency["prefixes"]))
+        if residency["replicas"]:
+            replicas = [_replica_row(replica) for replica in residency["replicas"]]
+            tables.append(_table("Replicas", REPLICA_COLUMNS, replicas))
         if residency["ranks"]:
             tables.append(_table("Ranks", RANK_COLUMNS, residency["ranks"]))
     return Group(*tables)
@@ -72,6 +86,21 @@ def _totals(residency: dict[str, Any]) -> str:
         f"device busy {residency['device_busy']:.0%}, "
         f"KV {residency['kv_usage']:.0%}, pinned {residency['pinned_bytes'] / MIB:.0f} MiB"
     )
+
+
+def _border(border: dict[str, Any]) -> str:
+    return (
+        f"Prefix cache; KV cache {border['kv_cache_bytes'] / MIB:.0f} MiB, "
+        f"arena {border['arena_bytes'] / MIB:.0f} MiB, border moved {border['moves']} times"
+    )
+
+
+def _replica_row(replica: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a connection; without one, why there is none."""
+    seen = replica["connection"]
+    failure = seen["failure"]
+    state = failure["code"] if failure else seen["state"]
+    return {"address": replica["address"], "state": state, **figures_of({} if failure else seen)}
 
 
 def _table(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Table:

@@ -180,6 +180,35 @@ def test_the_memory_of_each_rank_of_a_group_is_shown(visitor: Visitor) -> None:
     assert [text for text in ["1", *texts, "500 ms ago"] if text not in shown] == []
 
 
+def test_the_tiers_of_prefixes_and_the_border_are_shown_to_operators(visitor: Visitor) -> None:
+    names = ("used_bytes", "capacity_bytes", "copied_in_bytes", "copied_out_bytes")
+    sizes = {name: (31 + index) << 30 for index, name in enumerate(names)}
+    disk = {"tier": "disk", **sizes, "hit_tokens": 35, "evicted_blocks": 36}
+    border = {"kv_cache_bytes": 37 << 30, "arena_bytes": 38 << 30, "moves": 39}
+
+    def answer(route: Route) -> None:
+        body: dict[str, Any] = route.fetch().json()
+        body["servers"][0]["prefixes"].append(disk)
+        body["servers"][0]["border"] = border
+        route.fulfill(json=body)
+
+    page = visitor.page
+    visitor.pick(None)
+    page.route("**/admin/memory", answer)
+    visitor.open("/memory")
+    tiers = page.get_by_role("region", name="Prefix cache").get_by_role("row")
+    expect(tiers.nth(1)).to_contain_text("device")
+    shown = tiers.last.inner_text()
+    texts = ["disk", "31.0 GiB of 32.0 GiB", "35", "33.0 GiB", "34.0 GiB", "36"]
+    assert [text for text in texts if text not in shown] == []
+    expect(page.get_by_role("img", name="KV cache 37.0 GiB, arena 38.0 GiB")).to_be_visible()
+    expect(page.get_by_text("the border has moved 39 times")).to_be_visible()
+    visitor.pick("acme")
+    visitor.open("/memory")
+    expect(page.get_by_role("heading", name="KV cache", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Prefix cache")).to_have_count(0)
+
+
 def test_who_goes_first_is_said_only_to_those_who_are_told(visitor: Visitor) -> None:
     page = visitor.page
     goes = page.get_by_role("columnheader", name="Evict order")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from loraplex.api.cli import doctor, main
 from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.cli.fleet import row_of, state_of
+from loraplex.api.cli.top import draw
 from loraplex.engine.tuning.trainer_probe import TrainerReport
 from loraplex.kernels.cpu_library import cpu_library
 from support.cpu_kernels import needs_cpu_library, remove_cpu_library
@@ -101,6 +104,44 @@ def test_top_shows_a_tenant_its_own_and_an_operator_the_memory_too(
     assert {tier["tier"] for tier in residency["tiers"]} == {"device", "host", "disk"}
     held = {tier["tier"]: tier["num_bytes"] for tier in residency["tiers"]}
     assert held["device"] == sum(entry["device_bytes"] for entry in residency["data"])
+    border, device = residency["border"], residency["prefixes"][0]
+    capacities = {tier["tier"]: tier["capacity_bytes"] for tier in residency["tiers"]}
+    assert border["arena_bytes"] == capacities["device"]
+    assert (device["tier"], device["capacity_bytes"]) == ("device", border["kv_cache_bytes"])
+    assert residency["replicas"] == [], "the server has an engine of its own"
+
+
+def test_top_draws_the_tiers_of_prefixes_the_border_and_the_replicas() -> None:
+    tier = {"tier": "disk", "used_bytes": 3 << 20, "capacity_bytes": 5 << 20, "hit_tokens": 70}
+    copied = {"copied_in_bytes": 7 << 20, "copied_out_bytes": 9 << 20, "evicted_blocks": 11}
+    connection = {
+        **{"state": "ready", "role": "prefill", "failure": None, "num_running": 13},
+        **{"kv_usage": 0.25, "device": "cuda:0"},
+        "handovers": {"complete_per_second": 1.5, "bytes_per_second": 201e6},
+    }
+    lost = {**connection, "failure": {"code": "replica_lost"}}
+    residency = {
+        **{"data": [], "tiers": [], "ranks": [], "num_running": 1, "num_waiting": 0},
+        **{"device_busy": 0.5, "kv_usage": 0.5, "pinned_bytes": 0},
+        "prefixes": [{**tier, **copied}],
+        "border": {"kv_cache_bytes": 80 << 20, "arena_bytes": 20 << 20, "moves": 3},
+        "replicas": [
+            {"address": "gpu-1:7070", "connection": connection},
+            {"address": "gpu-2:7070", "connection": lost},
+        ],
+    }
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(draw({"requests": {"data": []}, "residency": residency}, 20))
+    assert isinstance(screen.file, io.StringIO)
+    shown = [
+        re.sub(" +", " ", re.sub("[^ -~]", " ", line))
+        for line in screen.file.getvalue().splitlines()
+    ]
+    text = "\n".join(shown)
+    assert "KV cache 80 MiB, arena 20 MiB, border moved 3 times" in text
+    assert " disk 3.0 MiB 5.0 MiB 70 7.0 MiB 9.0 MiB 11 " in text
+    assert " gpu-1:7070 prefill ready 13 - - - - 25% 1.50/s, 201 MB/s " in text
+    assert " gpu-2:7070 - replica_lost - - - - - - - " in text
 
 
 def test_doctor_finds_a_sound_installation_sound(
