@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import sleep
+from time import monotonic, sleep
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +19,8 @@ app = typer.Typer(add_completion=False)
 
 MIB = 1 << 20
 LIVE_COLUMNS = ("tenant", "model", "state", "waits_for", "generated_tokens", "age_ms")
+OBJECTIVES_SECONDS = 15.0
+OBJECTIVE_COLUMNS = ("set_by", "attained_share", "met", "ttft", "itl", "refused", "failed")
 RANK_COLUMNS = (
     *("rank", "stage", "host", "resident_bytes", "weight_bytes", "kv_bytes"),
     *("arena_used_bytes", "arena_bytes", "host_used_bytes", "host_bytes", "age_seconds"),
@@ -42,30 +44,46 @@ def top(
 ) -> None:
     """Watch a server until ^C. A tenant sees its own requests, an operator sees all."""
     with open_client() as client:
-        is_operator = client.get("/me")["tenant"] is None
+        watch = _Watch(client, limit)
         if as_json:
-            print_json(_look(client, limit, is_operator=is_operator))
+            print_json(watch.look())
             return
         with Live(console=Console(), screen=True, auto_refresh=False) as screen:
             while True:
-                shown = draw(_look(client, limit, is_operator=is_operator), limit)
-                screen.update(shown, refresh=True)
+                screen.update(draw(watch.look(), limit), refresh=True)
                 sleep(interval)
 
 
-def _look(client: ApiClient, limit: int, *, is_operator: bool) -> dict[str, Any]:
-    if not is_operator:
-        return {"requests": client.get("/requests/live", limit=limit), "residency": None}
-    return {
-        "requests": client.admin.get("/requests/live", limit=limit),
-        "residency": client.admin.get("/residency"),
-    }
+class _Watch:
+    """Asks the server again and again; for the figures of objectives, which it writes into its
+    database first, less often."""
+
+    def __init__(self, client: ApiClient, limit: int) -> None:
+        self._is_operator = client.get("/me")["tenant"] is None
+        self._client = client
+        self._asked = client.admin if self._is_operator else client
+        self._limit = limit
+        self._objectives: list[dict[str, Any]] = []
+        self._due = 0.0
+
+    def look(self) -> dict[str, Any]:
+        """What is shown once. Raises as the client does."""
+        if monotonic() >= self._due:
+            self._objectives = self._asked.get("/overview", range="15m")["objectives"]
+            self._due = monotonic() + OBJECTIVES_SECONDS
+        return {
+            "requests": self._asked.get("/requests/live", limit=self._limit),
+            "objectives": self._objectives,
+            "residency": self._client.admin.get("/residency") if self._is_operator else None,
+        }
 
 
 def draw(seen: dict[str, Any], limit: int) -> Group:
     """The screen: one table for each kind of thing, with `limit` rows at most."""
     requests, residency = seen["requests"], seen["residency"]
     tables = [_table("Requests", LIVE_COLUMNS, requests["data"])]
+    if seen["objectives"]:
+        tables.append(_table("Objectives, 15 min", OBJECTIVE_COLUMNS, seen["objectives"]))
     if residency is not None:
         tables.append(_table("Adapters", RESIDENT_COLUMNS, residency["data"][:limit]))
         tables.append(
@@ -115,6 +133,8 @@ def _cell(name: str, value: Any) -> str:
         return "-"
     if name.endswith("_bytes"):
         return f"{value / MIB:.1f} MiB"
+    if name.endswith("_share"):
+        return f"{value:.0%}"
     if isinstance(value, float):
         return str(round(value))
     text = ",".join(value) if isinstance(value, list) else str(value)

@@ -27,7 +27,7 @@ BOT, CAT, THEIRS = (
 )
 KEYS = (BOT, CAT, THEIRS)
 STATS = EngineStats(
-    *[0] * 10,
+    *(0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     kv_cache_bytes=800,
     arena_bytes=200,
     num_border_moves=3,

@@ -32,6 +32,7 @@ from loraplex.engine.messages import (
     UtilizationStats,
 )
 from loraplex.engine.scheduling.tenant_labels import MAX_TENANTS, OTHER_TENANTS
+from loraplex.platform.overview.figures import FigureSums
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 STATS = EngineStats(
@@ -183,6 +184,31 @@ def test_the_document_lists_every_metric_with_its_type_and_labels(recorded: Reco
     }
     assert len(documented) == len(rows)
     assert documented == set(rendered_families(recorded.text()))
+
+
+def test_figures_have_the_results_of_objectives() -> None:
+    recorded, figures = Recorded(), FigureSums()
+    targets = LatencyTargets(1.0, 0.1)
+    for seconds in ((0.5, 0.05), (2.0, 0.05), (0.5, 0.2), ()):
+        times = SequenceTimes(
+            recorded.metrics,
+            arrived_at=recorded.clock.now,
+            figures=lambda: figures,
+            targets=targets,
+            targets_set_by="tenant",
+            clock=recorded.clock,
+        )
+        for each in seconds:
+            recorded.clock.now += each
+            times.tokens_came(1)
+        if seconds:
+            times.ended("stop")
+        else:
+            times.was_refused()
+    assert (figures.num_judged, figures.num_met) == (4, 1)
+    assert figures.objective_counts == dict.fromkeys(
+        ("tenant/met", "tenant/ttft", "tenant/itl", "tenant/refused"), 1
+    )
 
 
 def rendered_families(text: str) -> list[tuple[str, str, tuple[str, ...]]]:

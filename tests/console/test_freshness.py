@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from support.accessibility import grave_violations
 from support.console import Visitor, enrol, invite_user, visiting
 from support.seeded import REPLICA, Seeded
 
@@ -203,10 +204,40 @@ def test_the_tiers_of_prefixes_and_the_border_are_shown_to_operators(visitor: Vi
     assert [text for text in texts if text not in shown] == []
     expect(page.get_by_role("img", name="KV cache 37.0 GiB, arena 38.0 GiB")).to_be_visible()
     expect(page.get_by_text("the border has moved 39 times")).to_be_visible()
+    assert grave_violations(page) == []
     visitor.pick("acme")
     visitor.open("/memory")
     expect(page.get_by_role("heading", name="KV cache", exact=True)).to_be_visible()
     expect(page.get_by_role("heading", name="Prefix cache")).to_have_count(0)
+
+
+def test_objectives_are_shown_where_requests_have_some(visitor: Visitor) -> None:
+    results = {"met": 31, "ttft": 4, "itl": 3, "refused": 2, "failed": 0}
+    objective = {"set_by": "tenant", **results, "attained_share": 0.775}
+
+    def answer(route: Route) -> None:
+        body: dict[str, Any] = route.fetch().json()
+        length = len(body["times"])
+        body["series"]["attained_share"] = [None] * (length - 2) + [0.5, 0.775]
+        body["series"]["goodput_per_second"] = [None] * (length - 2) + [1.0, 1.25]
+        body["objectives"] = [objective]
+        route.fulfill(json=body)
+
+    page = visitor.page
+    visitor.open("/")
+    expect(page.get_by_role("heading", name="Time to first token")).to_be_visible()
+    expect(page.get_by_role("heading", name="Service level objectives")).to_have_count(0)
+    expect(page.get_by_text("Objectives attained")).to_have_count(0)
+    page.route("**/v1/overview?*", answer)
+    rows = page.get_by_role("region", name="Service level objectives").get_by_role("row")
+    expect(rows).to_have_count(2)
+    cells = rows.last.get_by_role("cell")
+    assert cells.all_inner_texts() == ["tenant", "78 %", "31", "4", "3", "2", "0"]
+    expect(page.get_by_text("goodput 1.25 per second")).to_be_visible()
+    expect(page.get_by_role("heading", name="Attained share of objectives")).to_be_visible()
+    assert grave_violations(page) == []
+    visitor.open("/tenants/acme")
+    expect(page.get_by_text("78 % of 40 requests")).to_be_visible()
 
 
 def test_who_goes_first_is_said_only_to_those_who_are_told(visitor: Visitor) -> None:

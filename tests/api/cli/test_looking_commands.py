@@ -89,7 +89,8 @@ def test_top_shows_a_tenant_its_own_and_an_operator_the_memory_too(
     run: Run, server: ServerUnderTest, resident: Caller
 ) -> None:
     resident.openai.completions.create(model="bot", prompt="x", max_tokens=1)
-    assert ask(run, resident, "top")["residency"] is None
+    own = ask(run, resident, "top")
+    assert (own["residency"], own["objectives"]) == (None, []), "nobody set a target"
     operator = server.make_operator("watcher")
 
     def look() -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -131,13 +132,20 @@ def test_top_draws_the_tiers_of_prefixes_the_border_and_the_replicas() -> None:
         ],
     }
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(draw({"requests": {"data": []}, "residency": residency}, 20))
+    objective = {"met": 7, "ttft": 1, "itl": 0, "refused": 0, "failed": 0, "attained_share": 0.875}
+    seen = {
+        "requests": {"data": []},
+        "objectives": [{"set_by": "tenant", **objective}],
+        "residency": residency,
+    }
+    screen.print(draw(seen, 20))
     assert isinstance(screen.file, io.StringIO)
     shown = [
         re.sub(" +", " ", re.sub("[^ -~]", " ", line))
         for line in screen.file.getvalue().splitlines()
     ]
     text = "\n".join(shown)
+    assert " tenant 88% 7 1 0 0 0 " in text
     assert "KV cache 80 MiB, arena 20 MiB, border moved 3 times" in text
     assert " disk 3.0 MiB 5.0 MiB 70 7.0 MiB 9.0 MiB 11 " in text
     assert " gpu-1:7070 prefill ready 13 - - - - 25% 1.50/s, 201 MB/s " in text
