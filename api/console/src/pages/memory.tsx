@@ -27,8 +27,8 @@ export default function Memory(): ReactNode {
   });
   return (
     <Page title="Memory" lead={tenant === null
-      ? "Where every adapter lies, who holds it, and what goes next when room is needed."
-      : `Where the adapters of ${tenant} lie.`}>
+      ? "The position of each adapter, its leases, and the eviction order."
+      : `The memory that the adapters of ${tenant} use.`}>
       <Loaded query={query}>
         {({ servers }) => servers.length === 0 ? (
           <section className="panel">
@@ -58,8 +58,8 @@ function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): 
       {border !== null && <Border border={border} />}
       {trainers.length > 0 && <Trainers trainers={trainers} />}
       <div className="columns">
-        <Cache title="Host memory" cache={host} colors={colors} empty="Nothing waits in host memory." />
-        <Cache title="Disk cache" cache={disk} colors={colors} empty="Nothing is on this machine's disk yet." />
+        <Cache title="Host memory" cache={host} colors={colors} empty="No adapter is in host memory." />
+        <Cache title="Disk cache" cache={disk} colors={colors} empty="No adapter is on this machine's disk." />
       </div>
     </>
   );
@@ -109,7 +109,7 @@ function Trainers({ trainers }: { trainers: ServerMemory["trainers"] }): ReactNo
           <thead>
             <tr>
               <th scope="col">Adapter</th><th scope="col">Job</th>
-              <th scope="col" className="end">Resident</th><th scope="col" className="end">A step, at most about</th>
+              <th scope="col" className="end">Resident</th><th scope="col" className="end">Step, estimated maximum</th>
             </tr>
           </thead>
           <tbody>
@@ -118,7 +118,7 @@ function Trainers({ trainers }: { trainers: ServerMemory["trainers"] }): ReactNo
                 <td data-label="Adapter">{one.tenant}/{one.adapter}</td>
                 <td data-label="Job">{one.job}</td>
                 <td data-label="Resident" className="end">{bytes(one.resident_bytes)}</td>
-                <td data-label="A step, at most about" className="end">{one.step_bytes > 0 ? bytes(one.step_bytes) : "–"}</td>
+                <td data-label="Step, estimated maximum" className="end">{one.step_bytes > 0 ? bytes(one.step_bytes) : "–"}</td>
               </tr>
             ))}
           </tbody>
@@ -147,7 +147,7 @@ function Device({ device, colors }: { device: ServerMemory["device"]; colors: Ma
         <Figures figures={figures} />
         {extents.length === 0 ? (
           <EmptyState title="No adapter is on the device" command="loraplex adapters prefetch NAME --wait">
-            The first request for one brings it here.
+            An adapter is loaded by its first request.
           </EmptyState>
         ) : (
           <>
@@ -240,7 +240,7 @@ function Kv({ kv }: { kv: ServerMemory["kv"] }): ReactNode {
         <ul className="legend">
           <li><span className="swatch" style={{ background: "var(--accent)" }} />in use <b>{size(kv.used_blocks)}</b></li>
           {kv.cached_blocks !== null && (
-            <li><span className="swatch" style={{ background: "var(--series-8)" }} />cached prefixes, given up when needed <b>{size(kv.cached_blocks)}</b></li>
+            <li><span className="swatch" style={{ background: "var(--series-8)" }} />cached prefixes, evicted when needed <b>{size(kv.cached_blocks)}</b></li>
           )}
           {kv.free_blocks !== null && <li><span className="swatch" style={{ background: "var(--sunken)" }} />free <b>{size(kv.free_blocks)}</b></li>}
         </ul>

@@ -191,7 +191,7 @@ function Shares({ overview }: { overview: PlatformOverview }): ReactNode {
           format={rate} height={200} />
       </Panel>
       <Panel title="Fair share" flush
-        note="of the service; the mark is what the weight entitles to">
+        note="of the output tokens; the mark is the share that the weight gives">
         <div className="table-wrap" tabIndex={0} role="region" aria-label="Fair share by tenant">
           <table className="table">
             <thead>
