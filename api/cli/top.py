@@ -64,16 +64,20 @@ class _Watch:
         self._asked = client.admin if self._is_operator else client
         self._limit = limit
         self._objectives: list[dict[str, Any]] = []
+        self._goodput: float | None = None
         self._due = 0.0
 
     def look(self) -> dict[str, Any]:
         """What is shown once. Raises as the client does."""
         if monotonic() >= self._due:
-            self._objectives = self._asked.get("/overview", range="15m")["objectives"]
+            overview = self._asked.get("/overview", range="15m")
+            self._objectives = overview["objectives"]
+            self._goodput = overview["series"]["goodput_per_second"][-2]  # the last whole step's
             self._due = monotonic() + OBJECTIVES_SECONDS
         return {
             "requests": self._asked.get("/requests/live", limit=self._limit),
             "objectives": self._objectives,
+            "goodput_per_second": self._goodput,
             "residency": self._client.admin.get("/residency") if self._is_operator else None,
         }
 
@@ -83,7 +87,8 @@ def draw(seen: dict[str, Any], limit: int) -> Group:
     requests, residency = seen["requests"], seen["residency"]
     tables = [_table("Requests", LIVE_COLUMNS, requests["data"])]
     if seen["objectives"]:
-        tables.append(_table("Objectives, 15 min", OBJECTIVE_COLUMNS, seen["objectives"]))
+        title = f"Objectives of 15 min; goodput {seen['goodput_per_second'] or 0:.2f} per second"
+        tables.append(_table(title, OBJECTIVE_COLUMNS, seen["objectives"]))
     if residency is not None:
         tables.append(_table("Adapters", RESIDENT_COLUMNS, residency["data"][:limit]))
         tables.append(

@@ -136,6 +136,7 @@ def test_top_draws_the_tiers_of_prefixes_the_border_and_the_replicas() -> None:
     seen = {
         "requests": {"data": []},
         "objectives": [{"set_by": "tenant", **objective}],
+        "goodput_per_second": 1.25,
         "residency": residency,
     }
     screen.print(draw(seen, 20))
@@ -145,6 +146,7 @@ def test_top_draws_the_tiers_of_prefixes_the_border_and_the_replicas() -> None:
         for line in screen.file.getvalue().splitlines()
     ]
     text = "\n".join(shown)
+    assert "goodput 1.25 per second" in text
     assert " tenant 88% 7 1 0 0 0 " in text
     assert "KV cache 80 MiB, arena 20 MiB, border moved 3 times" in text
     assert " disk 3.0 MiB 5.0 MiB 70 7.0 MiB 9.0 MiB 11 " in text

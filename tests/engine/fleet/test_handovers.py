@@ -355,7 +355,13 @@ async def test_two_real_replicas_answer_as_one_engine(
             streams = [fleet.submit(request) for request in requests]
             answers = await asyncio.gather(*map(collect, streams))
             await until(lambda: num_from_host(small) > 0)
+            sent, got = figures(fleet, "p"), figures(fleet, "d")
         finally:
             await small.close()
     assert list(map(tokens_of, answers)) == engine.tokens(ids)
     assert handed == [(f"r{i}", "p", "d") for i in (1, 2, 3)], "the first finds an idle replica"
+    assert sent == got
+    assert (got.num_complete, got.num_given_up) == (3, 0)
+    # Of each prompt at least five blocks of 16 tokens; keys and values of two layers and heads.
+    token_bytes = 2 * 2 * 2 * 16 * (4 if kv_dtype == "auto" else 1)
+    assert 3 * 80 * token_bytes <= got.num_bytes <= 3 * 112 * 2 * token_bytes
