@@ -11,8 +11,9 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from ..adapters.fetcher_client import FetcherStats
+from ..engine.fleet.handover_counts import HandoverFigures
 from ..engine.fleet.replica_view import ReplicaView
-from ..engine.messages import EngineStats, ReplicaState
+from ..engine.messages import EngineStats, ReplicaRole, ReplicaState
 from .telemetry.engine_metrics import EngineCollector, RankCollector, UtilizationCollector
 from .telemetry.fleet_metrics import FleetCollector
 from .telemetry.loop_histogram import LoopHistogram
@@ -220,6 +221,7 @@ def _idle_replica() -> ReplicaView:
     return ReplicaView(
         id="",
         address="",
+        role=ReplicaRole.BOTH,
         state=ReplicaState.READY,
         failure=None,
         num_running=0,
@@ -232,6 +234,7 @@ def _idle_replica() -> ReplicaView:
         arena_bytes=0,
         num_restarts=0,
         device="",
+        handovers=HandoverFigures(),
     )
 
 

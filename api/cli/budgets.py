@@ -15,7 +15,7 @@ from .output import AsJson, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-COLUMNS = ["holder", "id", "period", "amount", "spent", "reserved", "remaining", "currency"]
+COLUMNS = ["holder", "name", "id", "period", "amount", "spent", "reserved", "remaining", "currency"]
 
 OfTenant = Annotated[
     str | None, typer.Option(metavar="SLUG", help="The tenant's budget (operators only).")

@@ -17,8 +17,19 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 fleet_ray.add_to(app)
 
 COLUMNS = [
-    *("address", "state", "wish", "device", "running", "waiting", "batch", "resident", "loading"),
-    *("kv", "restarts", "seen_at", "id"),
+    *(
+        "address",
+        "role",
+        "state",
+        "wish",
+        "device",
+        "running",
+        "waiting",
+        "batch",
+        "resident",
+        "loading",
+    ),
+    *("kv", "handovers", "restarts", "seen_at", "id"),
 ]
 
 Address = Annotated[
@@ -120,8 +131,17 @@ def row_of(replica: dict[str, Any]) -> dict[str, Any]:
     seen = connection if connection and not connection["failure"] else {}
     return {
         **{name: replica[name] for name in ("address", "seen_at", "id")},
+        **figures_of(seen),
         "state": state_of(replica),
         "wish": "draining" if replica["is_draining"] else "serving",
+    }
+
+
+def figures_of(seen: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a connection; None where it is `{}`."""
+    handovers = seen.get("handovers")
+    return {
+        "role": seen.get("role"),
         "device": seen.get("device") or None,
         "running": seen.get("num_running"),
         "waiting": seen.get("num_waiting"),
@@ -129,8 +149,15 @@ def row_of(replica: dict[str, Any]) -> dict[str, Any]:
         "resident": seen.get("num_resident"),
         "loading": seen.get("num_loading"),
         "kv": None if "kv_usage" not in seen else f"{seen['kv_usage']:.0%}",
+        "handovers": None if not handovers else _pace(handovers),
         "restarts": seen.get("num_restarts"),
     }
+
+
+def _pace(handovers: dict[str, Any]) -> str:
+    """`1.50/s, 201 MB/s`: the prefixes that the replica sends or gets."""
+    megabytes = handovers["bytes_per_second"] / 1e6
+    return f"{handovers['complete_per_second']:.2f}/s, {megabytes:.0f} MB/s"
 
 
 def state_of(replica: dict[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ...engine.messages import LatencyTargets
-from ...platform.overview.figures import FigureSums
+from ...platform.overview.figures import MET, FigureSums
 from ..telemetry.metrics import Metrics
 
 ABORTED = "aborted"
@@ -27,8 +27,9 @@ class SequenceTimes:
         targets_set_by: str = "server",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`figures`: the tenant's figures, to which tokens are added as they arrive. `targets`: its
-        service level objective; None or empty: none. `targets_set_by`: as in `Objective`."""
+        """`figures`: the tenant's figures, to which tokens are added as they arrive, and the result
+        at the end. `targets`: its service level objective; None or empty: none. `targets_set_by`:
+        as in `Objective`."""
         self._metrics = metrics.sequences
         self._objective = metrics.objective
         self._targets = targets
@@ -70,7 +71,7 @@ class SequenceTimes:
             self._metrics.output_token_seconds.observe(mean_gap)
         if self._targets and self.first_token_seconds is not None:
             missed = self._targets.missed(self.first_token_seconds, mean_gap or 0.0)
-            self._judge(missed or "met")
+            self._judge(missed or MET)
 
     def was_refused(self) -> None:
         """The engine had no room for it in time."""
@@ -83,6 +84,7 @@ class SequenceTimes:
     def _judge(self, result: str) -> None:
         if self._targets:
             self._objective.note(result, self._targets_set_by)
+            self._figures().objective_judged(self._targets_set_by, result)
 
     @property
     def output_token_seconds(self) -> float | None:

@@ -205,6 +205,7 @@ def _view(spending: Spending, currency: str | None) -> BudgetView:
     return BudgetView(
         holder=kind,
         id=holder_id,
+        name=spending.name,
         period=budget.period,
         currency=currency,
         amount=format_money(budget.amount),

@@ -16,9 +16,11 @@ from ..contract.promises import answers
 from ..control_plane.tenant_names import tenant_names
 from ..http.auth import require_operator
 from ..http.json_response import json_response
-from ..schemas.device import ResidencyView, ResidentView, TierView
+from ..schemas.device import ConnectedReplicaView, ResidencyView, ResidentView, TierView
+from ..schemas.memory_tiers import BorderView, PrefixTierView
 from ..schemas.ranks import RankView
 from ..server.runtime import CurrentRuntime, Runtime
+from .replica_views import connection_view
 
 router = APIRouter(prefix="/admin")
 
@@ -46,6 +48,12 @@ async def get_residency(runtime: CurrentRuntime, operator: Operator) -> Response
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             ranks=list(map(RankView.of, stats.ranks)),
+            prefixes=PrefixTierView.tiers_of(stats),
+            border=BorderView.of(stats),
+            replicas=[
+                ConnectedReplicaView(each.address, connection_view(each))
+                for each in runtime.fleet_views()
+            ],
         )
     )
 

@@ -46,6 +46,8 @@ class PlatformMemoryViews:
             ranks=list(map(RankView.of, content.engine.ranks)),
             device=self._device(content),
             kv=self._kv(content),
+            prefixes=content.prefixes,
+            border=content.border,
             host=CacheMemoryView(
                 capacity_bytes=content.host_capacity_bytes,
                 used_bytes=content.engine.host_used_bytes,
@@ -201,6 +203,8 @@ class OwnMemoryViews(PlatformMemoryViews):
             ranks=[],
             device=self._device(content),
             kv=self._kv(content),
+            prefixes=[],
+            border=None,
             host=CacheMemoryView(None, sum(entry.bytes for entry in host), host),
             disk=CacheMemoryView(None, sum(entry.bytes for entry in disk), disk),
             trainers=[self._trainer(each) for each in content.trainers if self._trains(each)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -11,13 +12,14 @@ from starlette.responses import Response
 
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
 from ...platform.overview import service
-from ...platform.overview.figures import FigureSums
+from ...platform.overview.figures import MET, FigureSums
 from ...platform.overview.latencies import percentile
 from ...platform.overview.service import RANGES, Step, TenantTokens, Window, moment_of
 from ..contract.promises import answers
 from ..http.auth import require, require_operator
 from ..http.json_response import json_response
 from ..schemas.overview import (
+    ObjectiveView,
     OverviewNow,
     OverviewSeries,
     OverviewView,
@@ -32,6 +34,8 @@ from ..telemetry.overview import device_bytes
 
 MAX_TENANTS = 50
 """Whose series are in the answer: those that generated most."""
+RESULTS = (MET, "ttft", "itl", "refused", "failed")
+"""Of sequences with a service level objective."""
 
 router = APIRouter()
 
@@ -59,6 +63,7 @@ async def get_overview(
         times=[moment_of(at) for at in window.beginnings],
         series=_series(window, steps),
         now=_tenants_now(await runtime.memories.all(), tenant_id),
+        objectives=_objectives(steps),
     )
     return json_response(view)
 
@@ -81,6 +86,7 @@ async def get_platform_overview(
         times=[moment_of(at) for at in window.beginnings],
         series=_series(window, steps),
         now=_platform_now(await runtime.memories.all()),
+        objectives=_objectives(steps),
         tenants=_loads(window, tokens),
     )
     return json_response(view)
@@ -120,7 +126,24 @@ def _series(window: Window, steps: Sequence[Step]) -> OverviewSeries:
         ],
         adapter_device_bytes=levels(lambda figures: figures.adapter_byte_seconds),
         cold_loads_per_second=levels(lambda figures: figures.num_cold_loads),
+        attained_share=[_share(step.figures.num_met, step.figures.num_judged) for step in steps],
+        goodput_per_second=levels(lambda figures: figures.num_met),
     )
+
+
+def _share(num_met: int, num_judged: int) -> float | None:
+    return num_met / num_judged if num_judged else None
+
+
+def _objectives(steps: Sequence[Step]) -> list[ObjectiveView]:
+    counts = sum((step.figures.objective_counts for step in steps), Counter[str]())
+    found = []
+    for set_by in ("request", "tenant", "server"):
+        of_result = {result: counts[f"{set_by}/{result}"] for result in RESULTS}
+        if num_judged := sum(of_result.values()):
+            share = of_result[MET] / num_judged
+            found.append(ObjectiveView(set_by, **of_result, attained_share=share))
+    return found
 
 
 def _loads(window: Window, tokens: Sequence[TenantTokens]) -> list[TenantLoadView]:
@@ -133,6 +156,7 @@ def _loads(window: Window, tokens: Sequence[TenantTokens]) -> list[TenantLoadVie
             weight=each.weight,
             share=each.total / total,
             fair_share=each.weight / weights,
+            attained_share=_share(each.num_met, each.num_judged),
             output_tokens_per_second=[
                 count / covered for count, covered in zip(each.by_step, seconds, strict=True)
             ],

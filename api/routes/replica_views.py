@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 
 from ...engine.fleet.replica_view import ReplicaView
 from ...platform.replicas import service
 from ...platform.replicas.models import Replica
 from ..fleet.membership import LIVE_SECONDS
-from ..schemas.replicas import FleetReplicaView, ReplicaConnectionView, ReplicaFailureView
+from ..schemas.replicas import (
+    FleetReplicaView,
+    HandoversView,
+    ReplicaConnectionView,
+    ReplicaFailureView,
+)
 
 Views = Mapping[str, ReplicaView]
 """By replica."""
@@ -29,14 +35,16 @@ def replica_view(row: Replica, now: datetime, views: Views) -> FleetReplicaView:
         incarnation=row.incarnation,
         seen_at=row.seen_at,
         is_live=service.is_live(row, now, LIVE_SECONDS),
-        connection=None if seen is None else _connection(seen),
+        connection=None if seen is None else connection_view(seen),
     )
 
 
-def _connection(view: ReplicaView) -> ReplicaConnectionView:
+def connection_view(view: ReplicaView) -> ReplicaConnectionView:
+    """The answering server's connection."""
     failure = view.failure
     return ReplicaConnectionView(
         state=view.state,
+        role=view.role,
         failure=None if failure is None else ReplicaFailureView(failure.code, failure.message),
         num_running=view.num_running,
         num_waiting=view.num_waiting,
@@ -48,4 +56,5 @@ def _connection(view: ReplicaView) -> ReplicaConnectionView:
         arena_bytes=view.arena_bytes,
         num_restarts=view.num_restarts,
         device=view.device,
+        handovers=HandoversView(**asdict(view.handovers)),
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..contract.answer_model import AnswerModel
+from .memory_tiers import BorderView, PrefixTierView
 from .ranks import RankView
+from .replicas import ReplicaConnectionView
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,14 @@ class TierView(AnswerModel):
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectedReplicaView(AnswerModel):
+    """A replica of this server's fleet."""
+
+    address: str
+    connection: ReplicaConnectionView
+
+
+@dataclass(frozen=True, slots=True)
 class ResidencyView(AnswerModel):
     """This server's adapters, most recently used first, and its memory usage."""
 
@@ -51,3 +61,10 @@ class ResidencyView(AnswerModel):
     num_waiting: int
     ranks: list[RankView]
     """The processes of a tensor-parallel group; empty without one."""
+    prefixes: list[PrefixTierView]
+    """The tiers of the prefix cache, the fastest first; in a fleet those of all replicas
+    together."""
+    border: BorderView
+    """Between KV cache and arena; in a fleet the sum over the replicas."""
+    replicas: list[ConnectedReplicaView]
+    """Of a fleet; empty for a server with an engine of its own."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..contract.answer_model import AnswerModel
+from .memory_tiers import BorderView, PrefixTierView
 from .ranks import RankView
 
 
@@ -144,6 +145,10 @@ class ServerMemoryView(AnswerModel):
     """The processes of a tensor-parallel group; empty without one, and for a tenant."""
     device: DeviceMemoryView
     kv: KvMemoryView
+    prefixes: Sequence[PrefixTierView]
+    """The tiers of the prefix cache, the fastest first; empty for a tenant."""
+    border: BorderView | None
+    """Between KV cache and arena; null for a tenant, and before the engine's first report."""
     host: CacheMemoryView
     disk: CacheMemoryView
     trainers: Sequence[TrainerMemoryView]

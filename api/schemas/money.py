@@ -115,6 +115,8 @@ class BudgetView(AnswerModel):
     holder: Literal["tenant", "user", "key"]
     id: str | None
     """Of the user or key; null for the tenant's."""
+    name: str | None
+    """The user's email address, or the key's name; null for the tenant's."""
     period: str
     currency: str | None
     """Null: there are no prices yet."""

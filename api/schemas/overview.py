@@ -40,6 +40,29 @@ class OverviewSeries(AnswerModel):
     adapter_device_bytes: Series
     cold_loads_per_second: Series
     """Requests that waited for their adapter's weights."""
+    attained_share: Series
+    """Share of the sequences with a service level objective that met it."""
+    goodput_per_second: Series
+    """Sequences that met their service level objective."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveView(AnswerModel):
+    """How the service level objectives of one origin were attained in this range. Requests count
+    when they have ended."""
+
+    set_by: str
+    """Who set the targets: `request`, `tenant` or `server`."""
+    met: int
+    ttft: int
+    """Missed the target for the first token."""
+    itl: int
+    """Missed the target for the mean time between tokens."""
+    refused: int
+    """The server was full."""
+    failed: int
+    """Failed by an error of the server."""
+    attained_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +87,8 @@ class OverviewView(AnswerModel):
     times: Annotated[Sequence[datetime], Field(description="When each step began.")]
     series: OverviewSeries
     now: OverviewNow
+    objectives: Sequence[ObjectiveView]
+    """Of each origin with requests in this range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +101,8 @@ class TenantLoadView(AnswerModel):
     """Share of the output tokens in this range."""
     fair_share: float
     """Its weight's share among the tenants with usage."""
+    attained_share: float | None
+    """Share of the sequences with a service level objective that met it; null: there were none."""
     output_tokens_per_second: Series
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import StringConstraints
 
-from ...engine.messages import ReplicaState
+from ...engine.messages import ReplicaRole, ReplicaState
 from ...platform.replicas.models import ADDRESS_LENGTH
 from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
@@ -32,10 +32,27 @@ class ReplicaFailureView(AnswerModel):
 
 
 @dataclass(frozen=True, slots=True)
+class HandoversView(AnswerModel):
+    """Prefixes that a prefill replica sent, or a decode replica got, through the answering
+    server."""
+
+    num_complete: int
+    """Since the server's start, like the next two."""
+    num_given_up: int
+    """Lost or late: the decode replica computed what was missing."""
+    num_bytes: int
+    complete_per_second: float
+    """In the last 30 s, like the next one."""
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaConnectionView(AnswerModel):
     """The answering server's connection to a replica. The figures are 0 while there is none."""
 
     state: ReplicaState
+    role: ReplicaRole
+    """What its agent was started for: `prefill`, `decode` or `both`."""
     failure: ReplicaFailureView | None
     """Null while it is connected."""
     num_running: int
@@ -57,6 +74,7 @@ class ReplicaConnectionView(AnswerModel):
     num_restarts: int
     """Restarts of its engine since the agent started."""
     device: str
+    handovers: HandoversView
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from ...engine.fleet.replica_link import ReplicaLink
 from ...platform.base import utc_now
 from ...platform.errors import PlatformError
 from ...platform.sessions import PlatformSession
+from ..schemas.memory_tiers import BorderView, PrefixTierView
 from .memories import Memories, SeenMap, ServerMap
 
 
@@ -42,7 +43,7 @@ async def _map_of(link: ReplicaLink) -> SeenMap | None:
         mapped = await link.map_memory()
     except EngineError:
         return None
-    info = link.info
+    info, stats = link.info, link.stats
     if info is None:
         return None
     content = ServerMap(
@@ -55,5 +56,7 @@ async def _map_of(link: ReplicaLink) -> SeenMap | None:
         engine=mapped,
         disk={},
         plan=info.memory_plan,
+        prefixes=PrefixTierView.tiers_of(stats),
+        border=BorderView.of(stats) if stats else None,
     )
     return SeenMap(link.member.address, utc_now(), content)

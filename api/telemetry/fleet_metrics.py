@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ...engine.fleet.replica_view import ReplicaView
@@ -42,6 +42,28 @@ class FleetCollector(Collector):
                 if view.failure is None:
                     gauge.add_metric([view.address], getattr(view, attribute))
             yield gauge
+        yield from _handovers([view for view in views if view.failure is None])
+
+
+def _handovers(views: Sequence[ReplicaView]) -> Iterator[Metric]:
+    ended = CounterMetricFamily(
+        "loraplex_replica_handovers",
+        "Prefixes that this server passed on from or to the replica: `complete`, or `given_up` "
+        "because they were lost or late.",
+        labels=("replica", "outcome"),
+    )
+    num_bytes = CounterMetricFamily(
+        "loraplex_replica_handover_bytes",
+        "Bytes of prefixes that this server passed on from or to the replica.",
+        labels=("replica",),
+    )
+    for view in views:
+        figures = view.handovers
+        ended.add_metric([view.address, "complete"], figures.num_complete)
+        ended.add_metric([view.address, "given_up"], figures.num_given_up)
+        num_bytes.add_metric([view.address], figures.num_bytes)
+    yield ended
+    yield num_bytes
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:

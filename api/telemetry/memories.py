@@ -24,6 +24,7 @@ from ...platform.overview.models import ServerMemory
 from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession
 from ..control_plane.control_plane import ControlPlane
+from ..schemas.memory_tiers import BorderView, PrefixTierView
 from .trainer_memories import TrainerMemories, TrainerMemory
 
 STALE_AFTER = timedelta(seconds=60)
@@ -46,6 +47,10 @@ class ServerMap(msgspec.Struct, frozen=True):
     """The lines of the engine's memory plan."""
     trainers: Sequence[TrainerMemory] = ()
     """Of the server's fine-tuning jobs."""
+    prefixes: Sequence[PrefixTierView] = ()
+    """Empty before the engine's first statistics."""
+    border: BorderView | None = None
+    """Likewise None."""
 
 
 class SeenMap(NamedTuple):
@@ -100,7 +105,7 @@ class ServerMemories(Memories):
             mapped = await self._engine.map_memory()
         except EngineError:
             return None
-        info, disk = self._engine.info, self._disk_stats()
+        info, stats, disk = self._engine.info, self._engine.stats, self._disk_stats()
         return ServerMap(
             device=info.device,
             arena_bytes=mapped.arena_bytes,
@@ -112,6 +117,8 @@ class ServerMemories(Memories):
             disk=await asyncio.to_thread(list_cached_files, self._cache_directory),
             plan=info.memory_plan,
             trainers=self._trainers.measure(),
+            prefixes=PrefixTierView.tiers_of(stats),
+            border=BorderView.of(stats) if stats else None,
         )
 
     async def all(self) -> list[SeenMap]:

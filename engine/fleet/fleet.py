@@ -182,6 +182,7 @@ class Fleet(Engine, LinkOwner):
         return ReplicaView(
             id=link.id,
             address=link.member.address,
+            role=link.role,
             state=link.state,
             failure=link.failure,
             num_running=figures.num_running if figures else 0,
@@ -194,6 +195,7 @@ class Fleet(Engine, LinkOwner):
             arena_bytes=figures.arena_bytes if figures else 0,
             num_restarts=figures.num_restarts if figures else 0,
             device=figures.device if figures else "",
+            handovers=self._requests.handovers_of(link.id),
         )
 
     async def _remove(self, name: str) -> None:
@@ -201,6 +203,7 @@ class Fleet(Engine, LinkOwner):
         self._router.set_state(name, ReplicaState.GONE)
         self._router_states.pop(name, None)
         await link.close()
+        self._requests.forget(name)
         del self._links[name]
 
     # --- life -------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from ..messages import (
     ToAgent,
 )
 from ..sampling_params import SamplingParams
+from .handover_counts import HandoverCounts
 from .handover_pace import HandoverPace
 from .router import RoutedRequest, Router
 
@@ -98,6 +99,7 @@ class Handovers:
         self._paces: defaultdict[tuple[str, str], HandoverPace]
         self._paces = defaultdict(partial(HandoverPace, clock))
         """By source and target."""
+        self.counts = HandoverCounts(clock)
         self._of: dict[str, _Handover] = {}
         """By request."""
         self._prefills: dict[str, _Handover] = {}
@@ -170,8 +172,11 @@ class Handovers:
             self._give_up(handover)
             return
         self._send(handover.target, replace(piece, request_id=handover.request_id))
+        self.counts.add_bytes(source, handover.target, piece.num_bytes)
         if piece.is_last:
             handover.is_complete = bool(piece.groups)
+            note = self.counts.complete if piece.groups else self.counts.give_up
+            note(source, handover.target)
             self._end(handover)
 
     def lose(self, replica: str) -> None:
@@ -237,6 +242,7 @@ class Handovers:
     def _give_up(self, handover: _Handover) -> None:
         """The target goes on with what it has, and the source sends no more."""
         self._end(handover)
+        self.counts.give_up(handover.source, handover.target)
         self._send(handover.source, Abort(handover.prefill_id))
         self._send(handover.target, PrefixPiece(handover.request_id, [], is_last=True))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..messages import ErrorInfo, ReplicaState
+from ..messages import ErrorInfo, ReplicaRole, ReplicaState
+from .handover_counts import HandoverFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,8 @@ class ReplicaView:
     id: str
     address: str
     """`host:port`."""
+    role: ReplicaRole
+    """Of the last connected agent."""
     state: ReplicaState
     failure: ErrorInfo | None
     """Why there is no connection."""
@@ -35,3 +38,5 @@ class ReplicaView:
     num_restarts: int
     """Of its engine, in the agent's life."""
     device: str
+    handovers: HandoverFigures
+    """Those that this API server passed on."""

@@ -42,6 +42,7 @@ from ..process.request_streams import RequestStreams, as_left
 from ..token_journal import SlotCounter
 from .adapter_name import adapter_name
 from .errors import NoReplicaReady
+from .handover_counts import HandoverFigures
 from .handovers import Handovers
 from .prefix_hashes import prefix_hashes
 from .router import RoutedRequest, Router
@@ -100,6 +101,10 @@ class RoutedRequests:
     def num_open_at(self, replica: str) -> int:
         """The number of open requests there."""
         return sum(sent.replica == replica for sent in self._sent.values())
+
+    def handovers_of(self, replica: str) -> HandoverFigures:
+        """The prefixes that the replica has sent to others, or got from them."""
+        return self._handovers.counts.of(replica)
 
     # --- callers ----------------------------------------------------------------------------------
 
@@ -161,6 +166,10 @@ class RoutedRequests:
     def lose_prompts(self, replica: str) -> None:
         """The replica's engine is not there: what it had to hand over does not come."""
         self._handovers.lose(replica)
+
+    def forget(self, replica: str) -> None:
+        """The replica has left the fleet."""
+        self._handovers.counts.forget(replica)
 
     def note_ready(self) -> None:
         """A replica has become ready: send what waits for one."""

@@ -88,6 +88,7 @@ class DiskCounts:
 
     num_written: int = 0
     """Blocks."""
+    written_bytes: int = 0
     num_read: int = 0
     """Blocks."""
     num_dropped: int = 0
@@ -258,6 +259,7 @@ class DiskTier:
         is_right = is_right and not self._is_doomed(slots.filling[disk_slot])
         slots.filled(disk_slot, is_right=is_right)
         self.counts.num_written += is_right
+        self.counts.written_bytes += is_right * self._block_bytes[group]
 
     def _end_read(self, done: WasRead) -> None:
         host, slots = self._groups[done.group].host, self.slots[done.group]

@@ -58,3 +58,10 @@ class PrefixPiece:
     def transport(self) -> PrefixTransport:
         """By which the pages travel."""
         return PrefixTransport.FRAMES if self.place is None else PrefixTransport.MEMORY
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its pages."""
+        if self.place is not None:
+            return sum(map(sum, self.place.sizes))
+        return sum(len(page) for group in self.groups for page in group.pages)

@@ -125,8 +125,20 @@ class EngineStats:
     """A limited number of adapters, most recently used first."""
     speculation_totals: list[ProposerTotals] = field(default_factory=list)
     """One for each proposer."""
+    device_prefix_bytes: int = 0
+    """The bytes of cached prefixes on the device, also of those that requests use now."""
+    num_device_prefix_evictions: int = 0
+    """KV blocks of prefixes that left the device for other content."""
     host_prefix_bytes: int = 0
     """The bytes of cached prefixes in host memory."""
+    host_prefix_capacity_bytes: int = 0
+    """The host memory that prefixes and preempted sequences share; 0 without this tier."""
+    num_host_prefix_evictions: int = 0
+    """Likewise in host memory."""
+    bytes_to_host: int = 0
+    """Of evicted prefixes."""
+    bytes_from_host: int = 0
+    """Of prefixes that were copied back."""
     num_blocks_to_host: int = 0
     """KV blocks of evicted prefixes that were copied to host memory."""
     num_blocks_from_host: int = 0
@@ -137,6 +149,12 @@ class EngineStats:
     """The bytes of cached prefixes on disk."""
     disk_prefix_capacity_bytes: int = 0
     """What the disk has room for; 0 without this tier."""
+    num_disk_prefix_evictions: int = 0
+    """KV blocks of prefixes that left the disk for others."""
+    num_disk_cached_tokens: int = 0
+    """Tokens for whose KV requests waited until it was read from the disk."""
+    bytes_to_disk: int = 0
+    bytes_from_disk: int = 0
     num_blocks_to_disk: int = 0
     """KV blocks of prefixes that were written to the disk."""
     num_blocks_from_disk: int = 0

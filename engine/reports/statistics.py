@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Iterable
 
 from ...adapters.status import AdapterChanges
 from ..messages import EngineStats, RequestStarted
@@ -64,7 +65,7 @@ class Statistics:
     def _snapshot(self, adapters: AdapterChanges) -> EngineStats:
         parts = self._parts
         scheduler, manager = parts.scheduler, parts.tiers.manager
-        has_prefix_cache = parts.config.prefix_caching
+        has_prefix_cache, groups = parts.config.prefix_caching, parts.kv.groups
         return EngineStats(
             num_steps=self._num_steps,
             num_running=scheduler.num_running,
@@ -90,17 +91,18 @@ class Statistics:
             adapter_tiers=manager.reports.tier_stats(),
             speculation=parts.speculation.snapshot(),
             speculation_totals=parts.speculation.totals(),
-            host_prefix_bytes=sum(
-                map(operator.mul, parts.plan.kv_block_bytes, parts.kv.host_counts)
-            ),
-            num_blocks_to_host=sum(group.host.num_stored for group in parts.kv.groups),
-            num_blocks_from_host=sum(group.num_fetched for group in parts.kv.groups),
+            device_prefix_bytes=self._bytes_of(len(group.cached) for group in groups),
+            num_device_prefix_evictions=sum(group.cached.num_evictions for group in groups),
+            host_prefix_bytes=self._bytes_of(parts.kv.host_counts),
+            host_prefix_capacity_bytes=self._bytes_of(group.host.num_slots for group in groups),
+            num_host_prefix_evictions=sum(group.host.prefixes.num_evictions for group in groups),
+            bytes_to_host=self._bytes_of(group.host.num_stored for group in groups),
+            bytes_from_host=self._bytes_of(group.num_fetched for group in groups),
+            num_blocks_to_host=sum(group.host.num_stored for group in groups),
+            num_blocks_from_host=sum(group.num_fetched for group in groups),
             num_host_cached_tokens=parts.kv.num_fetched_tokens,
             arena_bytes=manager.arena_bytes,
-            kv_cache_bytes=sum(
-                num_bytes * parts.kv.num_usable(group)
-                for group, num_bytes in enumerate(parts.plan.kv_block_bytes)
-            ),
+            kv_cache_bytes=self._bytes_of(map(parts.kv.num_usable, self._kv_groups)),
             num_border_moves=parts.border.num_moves if parts.border else 0,
             ranks=self._ranks.read(),
             **self._disk(),
@@ -114,6 +116,10 @@ class Statistics:
         return {
             "disk_prefix_bytes": disk.used_bytes,
             "disk_prefix_capacity_bytes": disk.capacity_bytes,
+            "num_disk_prefix_evictions": sum(slots.prefixes.num_evictions for slots in disk.slots),
+            "num_disk_cached_tokens": self._parts.scheduler.num_tokens_from_disk,
+            "bytes_to_disk": disk.counts.written_bytes,
+            "bytes_from_disk": disk.counts.read_bytes,
             "num_blocks_to_disk": disk.counts.num_written,
             "num_blocks_from_disk": disk.counts.num_read,
             "num_blocks_not_to_disk": disk.counts.num_dropped,
@@ -121,6 +127,10 @@ class Statistics:
             "num_disk_waits_given_up": self._parts.scheduler.num_disk_waits_given_up,
             "num_disks_off": int(disk.is_off),
         }
+
+    def _bytes_of(self, num_blocks: Iterable[int]) -> int:
+        """The bytes of so many blocks of each KV group."""
+        return sum(map(operator.mul, self._parts.plan.kv_block_bytes, num_blocks))
 
     @property
     def _kv_groups(self) -> range:

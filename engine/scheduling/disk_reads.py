@@ -19,6 +19,7 @@ PATIENCE_SECONDS = 1.0
 
 class _Wait(NamedTuple):
     places: list[Place]
+    num_tokens: int
     until: float
 
 
@@ -26,6 +27,8 @@ class DiskReads:
     def __init__(self, kv: KvBlocks, swap_costs: SwapCosts, clock: Callable[[], float]) -> None:
         self.num_given_up = 0
         """Requests that went on without what they waited for."""
+        self.num_tokens = 0
+        """Those of the prefixes that were there in time."""
         self._kv = kv
         self._swap_costs = swap_costs
         self._clock = clock
@@ -49,7 +52,7 @@ class DiskReads:
             return False
         patience = self._swap_costs.compute_seconds(begun.num_tokens)
         until = self._clock() + (PATIENCE_SECONDS if patience is None else patience)
-        self._waits[request] = _Wait(begun.places, until)
+        self._waits[request] = _Wait(begun.places, begun.num_tokens, until)
         return True
 
     def forget(self, request: Request) -> None:
@@ -81,5 +84,6 @@ class DiskReads:
         if is_coming and self._clock() < wait.until:
             return False
         self.num_given_up += is_coming
+        self.num_tokens += 0 if is_coming else wait.num_tokens
         del self._waits[request]
         return True

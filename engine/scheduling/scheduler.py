@@ -180,6 +180,11 @@ class Scheduler:
         return self._disk_reads.num_given_up
 
     @property
+    def num_tokens_from_disk(self) -> int:
+        """The tokens of prefixes that were read from the disk in time."""
+        return self._disk_reads.num_tokens
+
+    @property
     def num_forks(self) -> int:
         """Requests that went on from the prompt of another in their group."""
         return self._admission.num_forks

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple, cast
 
 from sqlalchemy import Executable, bindparam, func, select
 
-from ..quotas.holder import Holder
+from ..keys.models import ApiKey
+from ..quotas.holder import Holder, id_of, key_holder, user_holder
 from ..quotas.models import Period
 from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..upserts import insert_into, primary_key
 from ..usage.models import UsageDay, UsageRecord
+from ..users.models import User
 from .models import Budget, BudgetAlert, BudgetUse
 
 
@@ -38,6 +40,17 @@ def list_budgets(session: TenantSession, holder: Holder | None = None) -> Sequen
     if holder is not None:
         query = query.where(Budget.holder == holder)
     return session.scalars(query).all()
+
+
+def names_of(session: TenantSession, holders: Collection[Holder]) -> Mapping[Holder, str]:
+    """The email addresses of the users and the names of the keys among these holders."""
+    ids = [id_of(holder) for holder in holders]
+    users = select(User.id, User.email).where(User.id.in_([user for user, _ in ids if user]))
+    keys = select(ApiKey.id, ApiKey.name).where(ApiKey.id.in_([key for _, key in ids if key]))
+    return {
+        **{user_holder(user): email for user, email in session.execute(users)},
+        **{key_holder(key): name for key, name in session.execute(keys)},
+    }
 
 
 def has_budget(session: TenantSession) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -34,6 +34,8 @@ class Spending:
     """The most that running requests cost; not part of `spent`."""
     begins_at: datetime
     ends_at: datetime
+    name: str | None
+    """The user's email address, or the key's name; None: the budget is the tenant's."""
 
     @property
     def remaining(self) -> int:
@@ -125,11 +127,16 @@ def list_spendings(
         return []
     now = clock(session)
     running = Running(list_running(session, now))
-    return [_spending(session, budget, running, moment_of(now)) for budget in budgets]
+    names = repository.names_of(session, {budget.holder for budget in budgets})
+    return [_spending(session, budget, running, moment_of(now), names) for budget in budgets]
 
 
 def _spending(
-    session: TenantSession, budget: Budget, running: Running, moment: datetime
+    session: TenantSession,
+    budget: Budget,
+    running: Running,
+    moment: datetime,
+    names: Mapping[Holder, str],
 ) -> Spending:
     begin = begin_of(budget.period, moment)
     return Spending(
@@ -138,6 +145,7 @@ def _spending(
         running.amount(budget.holder),
         begin,
         end_of(budget.period, begin),
+        names.get(budget.holder),
     )
 
 

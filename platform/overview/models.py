@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, String
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import ID_LENGTH, Base, JsonObject, TenantOwned, UtcDateTime
 from ..names import MAX_NAME_LENGTH
 
 Counts = dict[str, int]
-"""A `latency_buckets` histogram: by the bucket's number, as JSON has only texts for keys."""
+"""Such as a histogram of `latencies`: by the bucket's number, as JSON has only texts for keys."""
 
 
 class Figures:
@@ -25,12 +25,16 @@ class Figures:
     prompt_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
     output_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
     num_cold_loads: Mapped[int] = mapped_column(BigInteger, default=0)
+    num_judged: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    num_met: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     running_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     waiting_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     kv_block_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     adapter_byte_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     first_token_counts: Mapped[Counts] = mapped_column(JSON, default=dict)
     token_gap_counts: Mapped[Counts] = mapped_column(JSON, default=dict)
+    objective_counts: Mapped[Counts | None] = mapped_column(JSON(none_as_null=True), default=dict)
+    """By who set the objective and the result; None in rows of servers that did not count them."""
 
 
 class ServerSample(Figures, Base):

@@ -163,20 +163,29 @@ class TenantTokens(NamedTuple):
     weight: float
     total: int
     by_step: list[int]
+    num_judged: int
+    """Sequences with a service level objective; `num_met` of them met it."""
+    num_met: int
 
 
 def read_tokens(session: PlatformSession, window: Window, limit: int) -> list[TenantTokens]:
     """The output tokens of each tenant that generated any, most first; `limit` of them by step."""
     beginnings = window.beginnings
     totals = session.execute(
-        select(Tenant.id, Tenant.slug, Tenant.weight, func.sum(TenantSample.output_tokens))
+        select(
+            *(Tenant.id, Tenant.slug, Tenant.weight, func.sum(TenantSample.output_tokens)),
+            *(func.sum(TenantSample.num_judged), func.sum(TenantSample.num_met)),
+        )
         .join(Tenant, Tenant.id == TenantSample.tenant_id)
         .where(*_within(TenantSample, window), TenantSample.output_tokens > 0)
         .group_by(Tenant.id, Tenant.slug, Tenant.weight)
         .order_by(func.sum(TenantSample.output_tokens).desc(), Tenant.slug)
     ).all()
     found = {
-        row[0]: TenantTokens(row[1], row[2], int(row[3]), [0] * len(beginnings)) for row in totals
+        row[0]: TenantTokens(
+            row[1], row[2], int(row[3]), [0] * len(beginnings), int(row[4]), int(row[5])
+        )
+        for row in totals
     }
     shown = [row[0] for row in totals[:limit]]
     rows = session.execute(
@@ -242,7 +251,7 @@ def _add(row: Any, figures: FigureSums) -> None:
     for name in SUMS:
         setattr(row, name, getattr(row, name) + getattr(figures, name))
     for name in COUNTS:  # a new object each time, because changes in place are not detected
-        setattr(row, name, _merged(getattr(row, name), getattr(figures, name)))
+        setattr(row, name, _merged(getattr(row, name) or {}, getattr(figures, name)))
 
 
 def _merged(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

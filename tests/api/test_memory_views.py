@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from loraplex.adapters.disk_cache import CachedFile, file_name
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.status import ExtentUse, HostUse
 from loraplex.api.routes.memory_views import OwnMemoryViews, PlatformMemoryViews
 from loraplex.api.schemas.memory import ServerMemoryView
+from loraplex.api.schemas.memory_tiers import BorderView, PrefixTierView
 from loraplex.api.telemetry.memories import SeenMap, ServerMap
 from loraplex.api.telemetry.trainer_memories import TrainerMemory
-from loraplex.engine.messages import AdapterKvUse, KvUse, MemoryMap, RankStats
+from loraplex.engine.messages import AdapterKvUse, EngineStats, KvUse, MemoryMap, RankStats
 from loraplex.platform.adapters.repository import LiveContent
 from loraplex.platform.base import utc_now
 from loraplex.platform.tenants.models import Tenant
@@ -23,6 +26,15 @@ BOT, CAT, THEIRS = (
     for tenant_id, content in (("acme", "bot"), ("acme", "cat"), ("globex", "bot"))
 )
 KEYS = (BOT, CAT, THEIRS)
+STATS = EngineStats(
+    *(0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    kv_cache_bytes=800,
+    arena_bytes=200,
+    num_border_moves=3,
+    device_prefix_bytes=640,
+    host_prefix_capacity_bytes=500,
+    bytes_to_host=60,
+)
 
 
 def make_map() -> SeenMap:
@@ -58,6 +70,8 @@ def make_map() -> SeenMap:
         disk_used_bytes=90,
         engine=engine,
         disk={file_name(key): CachedFile(30, 0.0) for key in KEYS},
+        prefixes=PrefixTierView.tiers_of(STATS),
+        border=BorderView.of(STATS),
         trainers=[
             TrainerMemory(f"job-{tenant_id}-{name}", tenant_id, name, 400, 50)
             for tenant_id, name in (("acme", "bot"), ("acme", "cat"), ("globex", "bot"))
@@ -91,6 +105,21 @@ def test_a_tenant_sees_its_own_entries_and_their_sums() -> None:
 def test_the_platform_sees_the_ranks_of_a_group() -> None:
     seen = PlatformMemoryViews([], {}).server(make_map())
     assert [(rank.rank, rank.resident_bytes) for rank in seen.ranks] == [(0, 1000), (1, 1000)]
+
+
+def test_the_platform_sees_the_tiers_of_prefixes_and_the_border_and_a_tenant_does_not() -> None:
+    seen, own = PlatformMemoryViews([], {}).server(make_map()), view(["bot"])
+    tiers = [(each.tier, each.used_bytes, each.copied_in_bytes) for each in seen.prefixes]
+    assert tiers == [("device", 640, 0), ("host", 0, 60)], "there is no disk"
+    assert seen.border == BorderView(arena_bytes=200, kv_cache_bytes=800, moves=3)
+    assert (own.prefixes, own.border) == ([], None)
+
+
+def test_a_map_with_tiers_is_read_as_it_was_stored_for_other_servers() -> None:
+    stored = make_map().content
+    read = msgspec.convert(msgspec.to_builtins(stored), ServerMap)
+    assert (read.prefixes, read.border) == (stored.prefixes, stored.border)
+    assert len(read.prefixes) == 2
 
 
 def test_the_platform_sees_all_trainers_and_a_tenant_those_of_its_jobs() -> None:

@@ -17,6 +17,7 @@ from loraplex.adapters.record import Departure
 from loraplex.adapters.status import AdapterStatus, AdapterTierStats
 from loraplex.api.inference.sequence_times import ABORTED, FAILED, SequenceTimes
 from loraplex.api.telemetry.metrics import Metrics
+from loraplex.engine.fleet.handover_counts import HandoverFigures
 from loraplex.engine.fleet.replica_view import ReplicaView
 from loraplex.engine.messages import (
     EngineStats,
@@ -24,12 +25,14 @@ from loraplex.engine.messages import (
     LatencyTargets,
     ProposerTotals,
     RankStats,
+    ReplicaRole,
     ReplicaState,
     RequestStarted,
     SpeculationStats,
     UtilizationStats,
 )
 from loraplex.engine.scheduling.tenant_labels import MAX_TENANTS, OTHER_TENANTS
+from loraplex.platform.overview.figures import FigureSums
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 STATS = EngineStats(
@@ -102,6 +105,7 @@ STATS = EngineStats(
 REPLICA = ReplicaView(
     id="one",
     address="gpu-1:7070",
+    role=ReplicaRole.PREFILL,
     state=ReplicaState.DRAINING,
     failure=None,
     num_running=3,
@@ -114,6 +118,7 @@ REPLICA = ReplicaView(
     arena_bytes=1 << 30,
     num_restarts=0,
     device="cuda:0",
+    handovers=HandoverFigures(num_complete=6, num_given_up=1, num_bytes=7 << 20),
 )
 FETCHER_STATS = FetcherStats(DiskCacheStats(32, 33, 34, 35, 36, 37), 38)
 
@@ -179,6 +184,31 @@ def test_the_document_lists_every_metric_with_its_type_and_labels(recorded: Reco
     }
     assert len(documented) == len(rows)
     assert documented == set(rendered_families(recorded.text()))
+
+
+def test_figures_have_the_results_of_objectives() -> None:
+    recorded, figures = Recorded(), FigureSums()
+    targets = LatencyTargets(1.0, 0.1)
+    for seconds in ((0.5, 0.05), (2.0, 0.05), (0.5, 0.2), ()):
+        times = SequenceTimes(
+            recorded.metrics,
+            arrived_at=recorded.clock.now,
+            figures=lambda: figures,
+            targets=targets,
+            targets_set_by="tenant",
+            clock=recorded.clock,
+        )
+        for each in seconds:
+            recorded.clock.now += each
+            times.tokens_came(1)
+        if seconds:
+            times.ended("stop")
+        else:
+            times.was_refused()
+    assert (figures.num_judged, figures.num_met) == (4, 1)
+    assert figures.objective_counts == dict.fromkeys(
+        ("tenant/met", "tenant/ttft", "tenant/itl", "tenant/refused"), 1
+    )
 
 
 def rendered_families(text: str) -> list[tuple[str, str, tuple[str, ...]]]:

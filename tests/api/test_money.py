@@ -110,6 +110,7 @@ def test_a_tenants_budget_is_set_by_operators_and_seen_by_the_tenant(
     budget = operator.put(f"{path}/month", json={"amount": "250"}).json()
     assert (budget["amount"], budget["spent"], budget["remaining"]) == ("250.00", "0.00", "250.00")
     assert (budget["holder"], budget["id"], budget["period"]) == ("tenant", None, "month")
+    assert budget["name"] is None
     assert budget["alert_percents"] == [50, 80, 100]
     changed = operator.put(f"{path}/month", json={"amount": "300.5", "alert_percents": []}).json()
     assert (changed["amount"], changed["alert_percents"]) == ("300.50", [])
@@ -136,6 +137,7 @@ def test_budgets_and_limits_of_a_key_pass_to_its_successor(payer: Caller) -> Non
     rotated = payer.http.post(f"/v1/keys/{key}/rotate", json={}).json()["id"]
     budgets = {entry["id"]: entry for entry in payer.http.get("/v1/budgets").json()["data"]}
     assert budgets[rotated]["amount"] == budgets[key]["amount"] == "5.00"
+    assert budgets[rotated]["name"] == budgets[key]["name"] == "n"
     assert limits.items() <= payer.http.get(f"/v1/keys/{rotated}/limits").json().items()
     for each in (key, rotated):
         assert payer.http.delete(f"/v1/keys/{each}/budgets/day").status_code == 204
@@ -146,6 +148,7 @@ def test_a_budget_and_limits_of_a_user_are_set_by_the_tenants_admin(payer: Calle
     user = payer.http.post("/v1/users", json=body).json()["id"]
     budget = payer.http.put(f"/v1/users/{user}/budgets/month", json={"amount": "5"}).json()
     assert (budget["holder"], budget["id"]) == ("user", user)
+    assert budget["name"] == "spender@money.example"
     assert payer.http.delete(f"/v1/users/{user}/budgets/month").status_code == 204
     limits = payer.http.put(f"/v1/users/{user}/limits", json={"concurrent_requests": 1}).json()
     assert limits == payer.http.get(f"/v1/users/{user}/limits").json()

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from loraplex.api.routes.replica_views import replica_view
+from loraplex.engine.fleet.handover_counts import HandoverFigures
 from loraplex.engine.fleet.replica_view import ReplicaView
-from loraplex.engine.messages import ErrorInfo, ReplicaState
+from loraplex.engine.messages import ErrorInfo, ReplicaRole, ReplicaState
 from loraplex.platform.replicas.models import Replica
 from support.envelopes import check_envelope
 from support.server import ServerUnderTest
@@ -105,6 +106,7 @@ def make_view(failure: ErrorInfo | None = None) -> ReplicaView:
     return ReplicaView(
         id="one",
         address="gpu-1:7070",
+        role=ReplicaRole.DECODE,
         state=ReplicaState.READY if failure is None else ReplicaState.REFUSING,
         failure=failure,
         num_running=3,
@@ -117,6 +119,7 @@ def make_view(failure: ErrorInfo | None = None) -> ReplicaView:
         arena_bytes=1 << 30,
         num_restarts=1,
         device="cuda:0",
+        handovers=HandoverFigures(6, 1, 7 << 20, 0.5, 2e6),
     )
 
 
@@ -127,7 +130,11 @@ def test_a_replica_has_the_figures_of_the_answering_servers_connection() -> None
         **{"state": "ready", "failure": None, "device": "cuda:0"},
         **{"num_running": 3, "num_waiting": 2, "max_batch": 8, "num_open": 4},
         **{"num_resident": 5, "num_loading": 1, "kv_usage": 0.5},
-        **{"arena_bytes": 1 << 30, "num_restarts": 1},
+        **{"arena_bytes": 1 << 30, "num_restarts": 1, "role": "decode"},
+        "handovers": {
+            **{"num_complete": 6, "num_given_up": 1, "num_bytes": 7 << 20},
+            **{"complete_per_second": 0.5, "bytes_per_second": 2e6},
+        },
     }
 
 

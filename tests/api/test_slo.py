@@ -16,12 +16,13 @@ from loraplex.platform.errors import InvalidValue
 from loraplex.platform.tenants.slo import NO_SLO, Slo
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest
+from support.waiting import wait_for
 
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 1}
 OF_SERVER = LatencyTargets(2.0, 0.1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def admin(server: ServerUnderTest) -> Iterator[httpx.Client]:
     key = server.make_operator("admin-of-slos")
     headers = {"authorization": f"Bearer {key}"}
@@ -88,3 +89,33 @@ def test_a_request_may_relax_its_tenants_targets_and_not_tighten_them(
     check_envelope(refused, "slo_too_strict", "slo.itl_ms")
     text = httpx.get(f"{caller.url}/metrics").text
     assert 'loraplex_slo_sequences_total{result="met",set_by="request"}' in text
+
+
+def test_an_overview_has_the_attained_share_of_the_tenant_and_of_all(
+    server: ServerUnderTest, admin: httpx.Client
+) -> None:
+    caller = server.make_caller("attaining")
+    path = f"/admin/tenants/{caller.slug}"
+    for ttft_ms, num_requests in ((600_000, 3), (1, 1)):
+        assert admin.patch(path, json={"slo": {"ttft_ms": ttft_ms}}).status_code == 200
+        for _ in range(num_requests):
+            assert caller.http.post("/v1/completions", json=BODY).status_code == 200
+
+    def overview() -> dict[str, Any]:
+        view: dict[str, Any] = caller.http.get("/v1/overview", params={"range": "15m"}).json()
+        return view
+
+    wait_for(lambda: sum(each["met"] + each["ttft"] for each in overview()["objectives"]) == 4)
+    own = overview()
+    of_tenant = {"met": 3, "ttft": 1, "itl": 0, "refused": 0, "failed": 0, "attained_share": 0.75}
+    assert own["objectives"] == [{"set_by": "tenant", **of_tenant}]
+    judged = [share for share in own["series"]["attained_share"] if share is not None]
+    assert judged
+    assert all(0 <= share <= 1 for share in judged)
+    met = sum(rate or 0 for rate in own["series"]["goodput_per_second"][:-1]) * own["step_seconds"]
+    assert met <= 3.01
+    platform = admin.get("/admin/overview", params={"range": "15m"}).json()
+    (load,) = [each for each in platform["tenants"] if each["tenant"] == caller.slug]
+    assert load["attained_share"] == 0.75
+    of_all = {each["set_by"]: each for each in platform["objectives"]}
+    assert of_all["tenant"]["met"] >= 3

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from support.accessibility import grave_violations
 from support.console import Visitor, enrol, invite_user, visiting
 from support.seeded import REPLICA, Seeded
 
@@ -106,13 +107,21 @@ def test_a_replica_is_drained_and_resumed(visitor: Visitor, seeded: Seeded) -> N
 def test_a_replica_shows_its_figures_or_why_it_is_out_of_reach(visitor: Visitor) -> None:
     figures = {"num_running": 31, "num_waiting": 32, "max_batch": 33, "num_restarts": 34}
     adapters = {"num_resident": 35, "num_loading": 36, "kv_usage": 0.37}
-    device = {"arena_bytes": 38 << 30, "device": "cuda:0"}
+    device = {"arena_bytes": 38 << 30, "device": "cuda:0", "role": "decode"}
+    handovers = {
+        **{"num_complete": 39, "num_given_up": 40, "num_bytes": 41 << 20},
+        **{"complete_per_second": 4.2, "bytes_per_second": 43 << 20},
+    }
     texts = ["31 of 33", "32", "34", "35", "36 loading", "37 %", "cuda:0, 38.0 GiB"]
+    texts += ["decode", "4.2/s", "43.0 MiB/s", "40 given up"]
     connections: list[dict[str, Any]] = [{"state": "ready", "failure": None}]
 
     def answer(route: Route) -> None:
         body: dict[str, Any] = route.fetch().json()
-        body["data"][0]["connection"] = {**figures, **adapters, **device, **connections[-1]}
+        body["data"][0]["connection"] = {
+            **{**figures, **adapters, **device, "handovers": handovers},
+            **connections[-1],
+        }
         route.fulfill(json=body)
 
     page = visitor.page
@@ -170,6 +179,65 @@ def test_the_memory_of_each_rank_of_a_group_is_shown(visitor: Visitor) -> None:
     expect(rows).to_have_count(3)
     shown = rows.nth(2).inner_text()
     assert [text for text in ["1", *texts, "500 ms ago"] if text not in shown] == []
+
+
+def test_the_tiers_of_prefixes_and_the_border_are_shown_to_operators(visitor: Visitor) -> None:
+    names = ("used_bytes", "capacity_bytes", "copied_in_bytes", "copied_out_bytes")
+    sizes = {name: (31 + index) << 30 for index, name in enumerate(names)}
+    disk = {"tier": "disk", **sizes, "hit_tokens": 35, "evicted_blocks": 36}
+    border = {"kv_cache_bytes": 37 << 30, "arena_bytes": 38 << 30, "moves": 39}
+
+    def answer(route: Route) -> None:
+        body: dict[str, Any] = route.fetch().json()
+        body["servers"][0]["prefixes"].append(disk)
+        body["servers"][0]["border"] = border
+        route.fulfill(json=body)
+
+    page = visitor.page
+    visitor.pick(None)
+    page.route("**/admin/memory", answer)
+    visitor.open("/memory")
+    tiers = page.get_by_role("region", name="Prefix cache").get_by_role("row")
+    expect(tiers.nth(1)).to_contain_text("device")
+    shown = tiers.last.inner_text()
+    texts = ["disk", "31.0 GiB of 32.0 GiB", "35", "33.0 GiB", "34.0 GiB", "36"]
+    assert [text for text in texts if text not in shown] == []
+    expect(page.get_by_role("img", name="KV cache 37.0 GiB, arena 38.0 GiB")).to_be_visible()
+    expect(page.get_by_text("the border has moved 39 times")).to_be_visible()
+    assert grave_violations(page) == []
+    visitor.pick("acme")
+    visitor.open("/memory")
+    expect(page.get_by_role("heading", name="KV cache", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Prefix cache")).to_have_count(0)
+
+
+def test_objectives_are_shown_where_requests_have_some(visitor: Visitor) -> None:
+    results = {"met": 31, "ttft": 4, "itl": 3, "refused": 2, "failed": 0}
+    objective = {"set_by": "tenant", **results, "attained_share": 0.775}
+
+    def answer(route: Route) -> None:
+        body: dict[str, Any] = route.fetch().json()
+        length = len(body["times"])
+        body["series"]["attained_share"] = [None] * (length - 2) + [0.5, 0.775]
+        body["series"]["goodput_per_second"] = [None] * (length - 2) + [1.0, 1.25]
+        body["objectives"] = [objective]
+        route.fulfill(json=body)
+
+    page = visitor.page
+    visitor.open("/")
+    expect(page.get_by_role("heading", name="Time to first token")).to_be_visible()
+    expect(page.get_by_role("heading", name="Service level objectives")).to_have_count(0)
+    expect(page.get_by_text("Objectives attained")).to_have_count(0)
+    page.route("**/v1/overview?*", answer)
+    rows = page.get_by_role("region", name="Service level objectives").get_by_role("row")
+    expect(rows).to_have_count(2)
+    cells = rows.last.get_by_role("cell")
+    assert cells.all_inner_texts() == ["tenant", "78 %", "31", "4", "3", "2", "0"]
+    expect(page.get_by_text("goodput 1.25 per second")).to_be_visible()
+    expect(page.get_by_role("heading", name="Attained share of objectives")).to_be_visible()
+    assert grave_violations(page) == []
+    visitor.open("/tenants/acme")
+    expect(page.get_by_text("78 % of 40 requests")).to_be_visible()
 
 
 def test_who_goes_first_is_said_only_to_those_who_are_told(visitor: Visitor) -> None:

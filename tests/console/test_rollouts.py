@@ -29,7 +29,7 @@ def page(owner: Visitor, seeded: Seeded) -> Iterator[Page]:
 
 
 def watch_box(page: Page) -> Locator:
-    return page.get_by_role("checkbox", name="End the canary by itself if it is worse")
+    return page.get_by_role("checkbox", name="End the canary automatically if it is worse")
 
 
 def limits_of(seeded: Seeded) -> object:

@@ -115,6 +115,9 @@ def test_a_prefix_that_left_device_and_host_comes_back_and_gives_the_same_tokens
     stats = engine.core.stats()
     assert 0 < stats.disk_prefix_bytes <= stats.disk_prefix_capacity_bytes <= 1 << 20
     assert stats.num_disk_misreads == stats.num_disks_off == 0
+    assert stats.bytes_from_disk == 4 * BLOCK_BYTES
+    assert stats.bytes_to_disk == stats.num_blocks_to_disk * BLOCK_BYTES > 0
+    assert stats.num_disk_cached_tokens == 4 * BLOCK
     assert stats.num_free_kv_blocks == engine.core.info.num_kv_blocks, "blocks leaked"
     engine.core.parts.kv.check_integrity([])
     engine.close()
@@ -387,6 +390,7 @@ def test_a_slow_disk_is_not_waited_for_longer_than_computing_takes(
     assert len(reads) == 4
     assert engine.answers[name].token_ids == first
     assert engine.core.stats().num_disk_waits_given_up == 1
+    assert engine.core.stats().num_disk_cached_tokens == 0
     engine.close()
 
 

@@ -93,6 +93,11 @@ def test_a_displaced_prefix_comes_back_and_gives_the_same_tokens(
     stats = engine.core.stats()
     assert stats.num_blocks_from_host == 4
     assert stats.num_blocks_to_host >= 4
+    assert stats.host_prefix_capacity_bytes == SWAP_BYTES
+    assert stats.bytes_from_host == 4 * BLOCK_BYTES
+    assert stats.bytes_to_host == stats.num_blocks_to_host * BLOCK_BYTES
+    assert stats.num_device_prefix_evictions >= stats.num_blocks_to_host
+    assert 0 < stats.device_prefix_bytes <= stats.kv_cache_bytes
     assert 0 < stats.host_prefix_bytes <= SWAP_BYTES
     assert stats.num_free_kv_blocks == engine.core.info.num_kv_blocks, "blocks leaked"
     engine.close()

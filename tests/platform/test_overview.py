@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from datetime import timedelta
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
@@ -59,6 +60,7 @@ def gathered(tenant: Tenant, tokens: int, running: float = 0.0) -> Gathered:
     def figures() -> FigureSums:
         made = FigureSums(num_requests=1, output_tokens=tokens, running_seconds=15 * running)
         made.first_token_came(0.1)
+        made.objective_judged("tenant", "met" if tokens < 20 else "itl")
         return made
 
     return Gathered(figures(), 1500.0, {tenant.id: figures()})
@@ -89,6 +91,9 @@ def test_steps_and_servers_are_added_up(database: Database, acme: Tenant, bolt: 
         assert sum(figures.output_tokens for figures in own) == 8 * 10
         assert [(each.slug, each.total) for each in tokens] == [("bolt", 240), ("acme", 80)]
         assert [sum(each.by_step) for each in tokens] == [240, 80]
+        assert [(each.num_met, each.num_judged) for each in tokens] == [(0, 8), (8, 8)]
+        results = sum((step.figures.objective_counts for step in steps), Counter())
+        assert results == {"tenant/met": 8, "tenant/itl": 8}
 
 
 def test_a_step_may_be_added_to_many_times(database: Database, acme: Tenant) -> None:
@@ -100,6 +105,23 @@ def test_a_step_may_be_added_to_many_times(database: Database, acme: Tenant) -> 
         (row,) = session.scalars(select(TenantSample).where(TenantSample.step_seconds == 15))
         assert (row.num_requests, row.output_tokens) == (5, 5)
         assert sum(row.first_token_counts.values()) == 5
+
+
+def test_a_row_without_counts_of_objectives_is_read_and_added_to(
+    database: Database, acme: Tenant
+) -> None:
+    """A server before the upgrade has written it."""
+    add(database, NOON + 1, HERE, gathered(acme, 1))
+    with database.platform_transaction() as session:
+        session.execute(update(TenantSample).values(objective_counts=None, num_judged=0, num_met=0))
+    window = Window(RANGES["15m"], NOON + 2)
+    for expected in ({}, {"tenant/met": 1}):
+        with database.transaction(acme.id, read_only=True) as session:
+            counts = sum(
+                (each.objective_counts for each in service.read_tenant(session, window)), Counter()
+            )
+        assert counts == expected
+        add(database, NOON + 1, HERE, gathered(acme, 1))
 
 
 def test_what_is_kept_no_longer_is_dropped_and_the_coarse_stays(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from loraplex.api.cli import doctor, main
 from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.cli.fleet import row_of, state_of
+from loraplex.api.cli.top import draw
 from loraplex.engine.tuning.trainer_probe import TrainerReport
 from loraplex.kernels.cpu_library import cpu_library
 from support.cpu_kernels import needs_cpu_library, remove_cpu_library
@@ -86,7 +89,8 @@ def test_top_shows_a_tenant_its_own_and_an_operator_the_memory_too(
     run: Run, server: ServerUnderTest, resident: Caller
 ) -> None:
     resident.openai.completions.create(model="bot", prompt="x", max_tokens=1)
-    assert ask(run, resident, "top")["residency"] is None
+    own = ask(run, resident, "top")
+    assert (own["residency"], own["objectives"]) == (None, []), "nobody set a target"
     operator = server.make_operator("watcher")
 
     def look() -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -101,6 +105,53 @@ def test_top_shows_a_tenant_its_own_and_an_operator_the_memory_too(
     assert {tier["tier"] for tier in residency["tiers"]} == {"device", "host", "disk"}
     held = {tier["tier"]: tier["num_bytes"] for tier in residency["tiers"]}
     assert held["device"] == sum(entry["device_bytes"] for entry in residency["data"])
+    border, device = residency["border"], residency["prefixes"][0]
+    capacities = {tier["tier"]: tier["capacity_bytes"] for tier in residency["tiers"]}
+    assert border["arena_bytes"] == capacities["device"]
+    assert (device["tier"], device["capacity_bytes"]) == ("device", border["kv_cache_bytes"])
+    assert residency["replicas"] == [], "the server has an engine of its own"
+
+
+def test_top_draws_the_tiers_of_prefixes_the_border_and_the_replicas() -> None:
+    tier = {"tier": "disk", "used_bytes": 3 << 20, "capacity_bytes": 5 << 20, "hit_tokens": 70}
+    copied = {"copied_in_bytes": 7 << 20, "copied_out_bytes": 9 << 20, "evicted_blocks": 11}
+    connection = {
+        **{"state": "ready", "role": "prefill", "failure": None, "num_running": 13},
+        **{"kv_usage": 0.25, "device": "cuda:0"},
+        "handovers": {"complete_per_second": 1.5, "bytes_per_second": 201e6},
+    }
+    lost = {**connection, "failure": {"code": "replica_lost"}}
+    residency = {
+        **{"data": [], "tiers": [], "ranks": [], "num_running": 1, "num_waiting": 0},
+        **{"device_busy": 0.5, "kv_usage": 0.5, "pinned_bytes": 0},
+        "prefixes": [{**tier, **copied}],
+        "border": {"kv_cache_bytes": 80 << 20, "arena_bytes": 20 << 20, "moves": 3},
+        "replicas": [
+            {"address": "gpu-1:7070", "connection": connection},
+            {"address": "gpu-2:7070", "connection": lost},
+        ],
+    }
+    screen = Console(file=io.StringIO(), width=200)
+    objective = {"met": 7, "ttft": 1, "itl": 0, "refused": 0, "failed": 0, "attained_share": 0.875}
+    seen = {
+        "requests": {"data": []},
+        "objectives": [{"set_by": "tenant", **objective}],
+        "goodput_per_second": 1.25,
+        "residency": residency,
+    }
+    screen.print(draw(seen, 20))
+    assert isinstance(screen.file, io.StringIO)
+    shown = [
+        re.sub(" +", " ", re.sub("[^ -~]", " ", line))
+        for line in screen.file.getvalue().splitlines()
+    ]
+    text = "\n".join(shown)
+    assert "goodput 1.25 per second" in text
+    assert " tenant 88% 7 1 0 0 0 " in text
+    assert "KV cache 80 MiB, arena 20 MiB, border moved 3 times" in text
+    assert " disk 3.0 MiB 5.0 MiB 70 7.0 MiB 9.0 MiB 11 " in text
+    assert " gpu-1:7070 prefill ready 13 - - - - 25% 1.50/s, 201 MB/s " in text
+    assert " gpu-2:7070 - replica_lost - - - - - - - " in text
 
 
 def test_doctor_finds_a_sound_installation_sound(
@@ -229,11 +280,16 @@ def test_a_replicas_state_is_what_the_answering_server_sees(
 def test_figures_are_shown_while_the_answering_server_is_connected() -> None:
     counts = ("num_running", "num_waiting", "max_batch", "num_resident", "num_loading")
     figures = {name: number for number, name in enumerate((*counts, "num_restarts"), 1)}
-    connection = {**figures, "state": "ready", "kv_usage": 0.25, "device": "cuda:0"}
+    handovers = {"complete_per_second": 1.5, "bytes_per_second": 201e6}
+    connection = {
+        **{**figures, "state": "ready", "kv_usage": 0.25, "device": "cuda:0"},
+        **{"role": "decode", "handovers": handovers},
+    }
     row = {"address": "gpu-1:7070", "id": "one", "seen_at": None, "is_draining": False}
     reached = row_of({**row, "connection": {**connection, "failure": None}})
     shown = ("running", "waiting", "batch", "resident", "loading", "restarts", "kv", "device")
     assert [reached[name] for name in shown] == [1, 2, 3, 4, 5, 6, "25%", "cuda:0"]
+    assert (reached["role"], reached["handovers"]) == ("decode", "1.50/s, 201 MB/s")
     lost = row_of({**row, "connection": {**connection, "failure": {"code": "replica_lost"}}})
     assert [lost[name] for name in shown] == [None] * len(shown)
 

@@ -15,6 +15,11 @@ import pytest
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.fleet import handovers
 from loraplex.engine.fleet.fleet import Fleet
+from loraplex.engine.fleet.handover_counts import (
+    WINDOW_SECONDS,
+    HandoverCounts,
+    HandoverFigures,
+)
 from loraplex.engine.fleet.handover_pace import MIN_TOKENS_TIMED, RETRY_SECONDS, HandoverPace
 from loraplex.engine.fleet.handovers import FIRST_PATIENCE_SECONDS, PATIENCE, Handovers
 from loraplex.engine.fleet.rendezvous import RendezvousOrder
@@ -376,6 +381,35 @@ def test_a_lost_replica_comes_back_without_its_past() -> None:
     assert fleet.source_for("next") == "p"
 
 
+def test_handovers_are_counted_at_both_replicas_and_per_second() -> None:
+    now = 100.0
+    counts = HandoverCounts(lambda: now)
+    assert counts.of("p") == HandoverFigures()
+    for _ in range(3):
+        counts.add_bytes("p", "d", 4000)
+        counts.add_bytes("p", "d", 2000)
+        counts.complete("p", "d")
+        now += 10.0
+    counts.give_up("p", "e")
+    assert counts.of("d") == HandoverFigures(3, 0, 18_000, 3 / 30, 18_000 / 30)
+    assert counts.of("p") == HandoverFigures(3, 1, 18_000, 3 / 30, 18_000 / 30)
+    assert counts.of("e") == HandoverFigures(num_given_up=1)
+    now += 15.0
+    assert counts.of("d") == HandoverFigures(3, 0, 18_000, 1 / 30, 6_000 / 30)
+    counts.forget("d")
+    assert counts.of("d") == HandoverFigures()
+
+
+def test_figures_of_handovers_take_bounded_memory() -> None:
+    now = 0.0
+    counts = HandoverCounts(lambda: now)
+    for second in range(10_000):
+        now = float(second)
+        counts.add_bytes("p", "d", 30)
+    assert counts.of("p").bytes_per_second == 31
+    assert len(counts._counted["p"].recent) <= WINDOW_SECONDS + 1
+
+
 # --- a fleet of fake engines ----------------------------------------------------------------------
 
 
@@ -433,6 +467,12 @@ def num_from_host(small: SmallFleet) -> int:
     return stats.num_host_cached_tokens if stats else 0
 
 
+def figures(fleet: Fleet, address_part: str) -> HandoverFigures:
+    """Those that the API server shows of a replica."""
+    (view,) = [view for view in fleet.views() if view.id == address_part]
+    return view.handovers
+
+
 def num_open_handovers(fleet: Fleet) -> int:
     return len(fleet._requests._handovers._prefills)
 
@@ -464,6 +504,10 @@ async def test_a_long_prompt_is_computed_elsewhere_and_billed_once(tmp_path: Pat
         await collect(fleet.submit(make_request("long again", LONG, adapter="x")))
         assert handed == [("long", "p", "d")], "short ones and unproven adapters are not"
         assert settled(fleet)
+        sent, got = figures(fleet, "p"), figures(fleet, "d")
+        assert sent == got
+        assert (sent.num_complete, sent.num_given_up) == (1, 0)
+        assert sent.complete_per_second == 1 / WINDOW_SECONDS
 
 
 @in_loop
@@ -490,6 +534,7 @@ async def test_a_lost_prefill_replica_costs_nothing_but_time(tmp_path: Path) -> 
         kill(small.agents["p"].engine)
         assert tokens_of(await task) == NEVER_SENT[:4]
         assert settled(fleet)
+        assert figures(fleet, "d") == HandoverFigures(num_given_up=1)
 
 
 @in_loop
@@ -597,8 +642,14 @@ async def test_two_real_replicas_answer_as_one_engine(
             streams = [fleet.submit(request) for request in requests]
             answers = await asyncio.gather(*map(collect, streams))
             await until(lambda: num_from_host(small) > 0)
+            sent, got = figures(fleet, "p"), figures(fleet, "d")
         finally:
             await small.close()
     assert list(map(tokens_of, answers)) == engine.tokens(ids)
     assert handed == [(f"r{i}", "p", "d") for i in (1, 2, 3)], "the first finds an idle replica"
     assert transports == {PrefixTransport.MEMORY}, "both engines run on this machine"
+    assert sent == got
+    assert (got.num_complete, got.num_given_up) == (3, 0)
+    # Of each prompt at least five blocks of 16 tokens; keys and values of two layers and heads.
+    token_bytes = 2 * 2 * 2 * 16 * (4 if kv_dtype == "auto" else 1)
+    assert 3 * 80 * token_bytes <= got.num_bytes <= 3 * 112 * 2 * token_bytes

@@ -23,7 +23,7 @@ export function BudgetsInUse({ tenant }: { tenant: string | null }): ReactNode {
                 <th scope="col">Usage</th><th scope="col">Resets</th>
               </tr>
             </thead>
-            <tbody>{data.map((budget) => <Row key={`${nameOf(budget)} ${budget.period}`} budget={budget} />)}</tbody>
+            <tbody>{data.map((budget) => <Row key={`${budget.id} ${budget.period}`} budget={budget} />)}</tbody>
           </table>
         </div>
       )}
@@ -31,8 +31,9 @@ export function BudgetsInUse({ tenant }: { tenant: string | null }): ReactNode {
   );
 }
 
-function nameOf({ holder, id }: Budget): string {
-  return id === null ? "tenant" : `${holder} ${id}`;
+/** The user's address or the key's name; the id alone would name nobody. */
+function nameOf({ holder, id, name }: Budget): string {
+  return id === null ? "tenant" : `${holder} ${name ?? id}`;
 }
 
 function Row({ budget }: { budget: Budget }): ReactNode {

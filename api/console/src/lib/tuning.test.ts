@@ -81,8 +81,8 @@ test("what is filled in is sent as numbers and lists", () => {
   });
 });
 
-test("a paused job says how it goes on", () => {
-  assert.match(pauseText("budget"), /by itself/);
+test("a paused job says how it resumes", () => {
+  assert.match(pauseText("budget"), /resumes by itself/);
   assert.match(pauseText("trained_tokens"), /next period/);
   assert.match(pauseText("requested"), /owner/);
 });

@@ -47,10 +47,10 @@ export function curvesOf(events: readonly Event[]): Curves {
 
 const PAUSES: Record<string, string> = {
   trained_tokens: "The tenant's trained tokens of this period are used up. Resume the job in the next period.",
-  budget: "The tenant's budget is exhausted. The job goes on by itself when the budget allows it.",
+  budget: "The tenant's budget is exhausted. The job resumes by itself when the budget allows it.",
 };
 
-/** Why a job is paused, and how it goes on. */
+/** Why a job is paused, and how it resumes. */
 export function pauseText(reason: string): string {
   return Object.hasOwn(PAUSES, reason) ? PAUSES[reason]! : "The job was paused by its owner.";
 }

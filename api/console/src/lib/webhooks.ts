@@ -11,7 +11,7 @@ const EVENT_TEXTS: Record<EventType, string> = {
   "version.rejected": "An adapter version is rejected",
   "version.deleted": "An adapter version is deleted from every tier",
   "alias.changed": "An alias is set, split, rolled back or removed",
-  "alias.rolled_back": "A canary exceeded a limit and ended by itself",
+  "alias.rolled_back": "A canary exceeded a limit and was ended automatically",
   "batch.ended": "A batch has ended",
   "job.succeeded": "A fine-tuning job has published its version",
   "job.failed": "A fine-tuning job has failed",

@@ -9,7 +9,7 @@ import { extentKey, extentName, MapLegend, MemoryMap, turnOf } from "../componen
 import { EmptyState, Loaded } from "../components/states.tsx";
 import { Badge, Meter, State, Time } from "../components/values.tsx";
 import { versionAddress } from "../lib/addresses.ts";
-import { bytes, count, duration, percent } from "../lib/format.ts";
+import { bytes, count, duration, percent, plural } from "../lib/format.ts";
 import { colorsByTenant } from "../lib/memory-map.ts";
 import { useScope } from "../session.tsx";
 
@@ -27,8 +27,8 @@ export default function Memory(): ReactNode {
   });
   return (
     <Page title="Memory" lead={tenant === null
-      ? "Where every adapter lies, who holds it, and what goes next when room is needed."
-      : `Where the adapters of ${tenant} lie.`}>
+      ? "The position of each adapter, its leases, and the eviction order."
+      : `The memory that the adapters of ${tenant} use.`}>
       <Loaded query={query}>
         {({ servers }) => servers.length === 0 ? (
           <section className="panel">
@@ -43,7 +43,7 @@ export default function Memory(): ReactNode {
 }
 
 function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): ReactNode {
-  const { device, kv, host, disk, ranks, trainers } = server;
+  const { device, kv, prefixes, border, host, disk, ranks, trainers } = server;
   const colors = useMemo(
     () => colorsByTenant([...device.extents, ...host.entries, ...disk.entries]),
     [device, host, disk],
@@ -54,10 +54,12 @@ function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): 
       {ranks.length > 0 && <Ranks ranks={ranks} />}
       <Device device={device} colors={colors} />
       <Kv kv={kv} />
+      {prefixes.length > 0 && <Prefixes tiers={prefixes} />}
+      {border !== null && <Border border={border} />}
       {trainers.length > 0 && <Trainers trainers={trainers} />}
       <div className="columns">
-        <Cache title="Host memory" cache={host} colors={colors} empty="Nothing waits in host memory." />
-        <Cache title="Disk cache" cache={disk} colors={colors} empty="Nothing is on this machine's disk yet." />
+        <Cache title="Host memory" cache={host} colors={colors} empty="No adapter is in host memory." />
+        <Cache title="Disk cache" cache={disk} colors={colors} empty="No adapter is on this machine's disk." />
       </div>
     </>
   );
@@ -107,7 +109,7 @@ function Trainers({ trainers }: { trainers: ServerMemory["trainers"] }): ReactNo
           <thead>
             <tr>
               <th scope="col">Adapter</th><th scope="col">Job</th>
-              <th scope="col" className="end">Resident</th><th scope="col" className="end">A step, at most about</th>
+              <th scope="col" className="end">Resident</th><th scope="col" className="end">Step, estimated maximum</th>
             </tr>
           </thead>
           <tbody>
@@ -116,7 +118,7 @@ function Trainers({ trainers }: { trainers: ServerMemory["trainers"] }): ReactNo
                 <td data-label="Adapter">{one.tenant}/{one.adapter}</td>
                 <td data-label="Job">{one.job}</td>
                 <td data-label="Resident" className="end">{bytes(one.resident_bytes)}</td>
-                <td data-label="A step, at most about" className="end">{one.step_bytes > 0 ? bytes(one.step_bytes) : "–"}</td>
+                <td data-label="Step, estimated maximum" className="end">{one.step_bytes > 0 ? bytes(one.step_bytes) : "–"}</td>
               </tr>
             ))}
           </tbody>
@@ -134,7 +136,7 @@ function Device({ device, colors }: { device: ServerMemory["device"]; colors: Ma
     ...(free_bytes === null ? [] : [
       { label: "Free", value: bytes(free_bytes) },
       { label: "Largest free block", value: bytes(largest_free_bytes) },
-      { label: "Fragmentation", value: percent(fragmentation), note: "of what is free lies outside the largest hole" },
+      { label: "Fragmentation", value: percent(fragmentation), note: "of the free bytes lie outside the largest free block" },
     ]),
     { label: "Leased", value: bytes(sum(extents.filter((one) => one.leases > 0))) },
     { label: "Pinned", value: bytes(sum(extents.filter((one) => one.pinned))) },
@@ -145,7 +147,7 @@ function Device({ device, colors }: { device: ServerMemory["device"]; colors: Ma
         <Figures figures={figures} />
         {extents.length === 0 ? (
           <EmptyState title="No adapter is on the device" command="loraplex adapters prefetch NAME --wait">
-            The first request for one brings it here.
+            An adapter is loaded by its first request.
           </EmptyState>
         ) : (
           <>
@@ -232,13 +234,13 @@ function Kv({ kv }: { kv: ServerMemory["kv"] }): ReactNode {
     <Panel title="KV cache" note={`${kv.block_size} tokens a block, ${bytes(kv.bytes_per_block)} each`}>
       <div className="stack">
         <div className="bar" role="img" aria-label={`${size(kv.used_blocks)} in use${total === null ? "" : ` of ${size(total)}`}`}>
-          <Slice blocks={kv.used_blocks} total={shown} color="var(--accent)" />
-          <Slice blocks={kv.cached_blocks ?? 0} total={shown} color="var(--series-8)" />
+          <Slice part={kv.used_blocks} total={shown} color="var(--accent)" />
+          <Slice part={kv.cached_blocks ?? 0} total={shown} color="var(--series-8)" />
         </div>
         <ul className="legend">
           <li><span className="swatch" style={{ background: "var(--accent)" }} />in use <b>{size(kv.used_blocks)}</b></li>
           {kv.cached_blocks !== null && (
-            <li><span className="swatch" style={{ background: "var(--series-8)" }} />cached prefixes, given up when needed <b>{size(kv.cached_blocks)}</b></li>
+            <li><span className="swatch" style={{ background: "var(--series-8)" }} />cached prefixes, evicted when needed <b>{size(kv.cached_blocks)}</b></li>
           )}
           {kv.free_blocks !== null && <li><span className="swatch" style={{ background: "var(--sunken)" }} />free <b>{size(kv.free_blocks)}</b></li>}
         </ul>
@@ -263,8 +265,58 @@ function Kv({ kv }: { kv: ServerMemory["kv"] }): ReactNode {
   );
 }
 
-function Slice({ blocks, total, color }: { blocks: number; total: number; color: string }): ReactNode {
-  return <span style={{ width: `${(100 * blocks) / total}%`, background: color }} />;
+/** Where prompts that were computed before are kept, the fastest tier first. */
+function Prefixes({ tiers }: { tiers: ServerMemory["prefixes"] }): ReactNode {
+  return (
+    <Panel title="Prefix cache" note="cached prompts; counters since the engine's start">
+      <div className="table-wrap" tabIndex={0} role="region" aria-label="Prefix cache">
+        <table className="table cards">
+          <thead>
+            <tr>
+              <th scope="col">Tier</th><th scope="col" className="end">Used</th>
+              <th scope="col" className="end">Tokens found</th><th scope="col" className="end">Copied in</th>
+              <th scope="col" className="end">Copied back</th><th scope="col" className="end">Evicted blocks</th>
+            </tr>
+          </thead>
+          <tbody>
+            {tiers.map((one) => (
+              <tr key={one.tier}>
+                <td data-label="Tier">{one.tier}</td>
+                <td data-label="Used" className="end">{bytes(one.used_bytes)} of {bytes(one.capacity_bytes)}</td>
+                <td data-label="Tokens found" className="end">{count(one.hit_tokens)}</td>
+                <td data-label="Copied in" className="end">{one.tier === "device" ? "–" : bytes(one.copied_in_bytes)}</td>
+                <td data-label="Copied back" className="end">{one.tier === "device" ? "–" : bytes(one.copied_out_bytes)}</td>
+                <td data-label="Evicted blocks" className="end">{count(one.evicted_blocks)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
+  );
+}
+
+/** How the memory is divided between KV cache and arena now. */
+function Border({ border }: { border: NonNullable<ServerMemory["border"]> }): ReactNode {
+  const { kv_cache_bytes: kv, arena_bytes: arena, moves } = border;
+  return (
+    <Panel title="KV cache and arena" note={`the border has moved ${plural(moves, "time")}`}>
+      <div className="stack">
+        <div className="bar" role="img" aria-label={`KV cache ${bytes(kv)}, arena ${bytes(arena)}`}>
+          <Slice part={kv} total={Math.max(1, kv + arena)} color="var(--accent)" />
+          <Slice part={arena} total={Math.max(1, kv + arena)} color="var(--series-8)" />
+        </div>
+        <ul className="legend">
+          <li><span className="swatch" style={{ background: "var(--accent)" }} />KV cache <b>{bytes(kv)}</b></li>
+          <li><span className="swatch" style={{ background: "var(--series-8)" }} />adapters <b>{bytes(arena)}</b></li>
+        </ul>
+      </div>
+    </Panel>
+  );
+}
+
+function Slice({ part, total, color }: { part: number; total: number; color: string }): ReactNode {
+  return <span style={{ width: `${(100 * part) / total}%`, background: color }} />;
 }
 
 function Cache({ title, cache, colors, empty }: {

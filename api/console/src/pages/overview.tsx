@@ -54,6 +54,7 @@ function Everything({ overview }: { overview: Answer }): ReactNode {
         </section>
       )}
       <Charts overview={overview} />
+      {overview.objectives.length > 0 && <Objectives objectives={overview.objectives} />}
       {"tenants" in overview && overview.tenants.length > 0 && <Shares overview={overview} />}
     </>
   );
@@ -72,6 +73,11 @@ function Now({ overview: { now, series } }: { overview: Answer }): ReactNode {
       { label: "Errors", value: number(latest(series.errors_per_second)), note: "per second" },
       { label: "First token p95", value: duration(latest(series.ttft_p95_ms)) },
       { label: "Inter-token p95", value: duration(latest(series.itl_p95_ms)) },
+      ...(hasObjectives(series) ? [{
+        label: "Objectives attained",
+        value: percent(latest(series.attained_share)),
+        note: `goodput ${number(latest(series.goodput_per_second))} per second`,
+      }] : []),
       { label: "Running", value: count(now.running), note: `${count(now.waiting)} waiting` },
       { label: "KV in use", value: percent(now.kv_used_fraction) },
       {
@@ -82,6 +88,11 @@ function Now({ overview: { now, series } }: { overview: Answer }): ReactNode {
       ...(now.num_servers ? [{ label: "Servers", value: count(now.num_servers) }] : []),
     ]} />
   );
+}
+
+/** Whether any request of the range had a service level objective. */
+function hasObjectives(series: Figures["series"]): boolean {
+  return latest(series.attained_share) !== null;
 }
 
 const rate = (value: number | null): string => number(value);
@@ -107,9 +118,13 @@ function Charts({ overview: { times, series, step_seconds } }: { overview: Answe
       {draw("Requests per second", rate, [
         { label: "Requests", values: series.requests_per_second },
         { label: "Errors", values: series.errors_per_second, color: 2 },
+        ...(hasObjectives(series) ? [{ label: "Goodput", values: series.goodput_per_second, color: 3 }] : []),
       ])}
       {draw("Time to first token", duration, percentiles(series, "ttft"))}
       {draw("Inter-token latency", duration, percentiles(series, "itl"))}
+      {hasObjectives(series) && draw("Attained share of objectives", percent, [
+        { label: "Attained", values: series.attained_share },
+      ], { atLeast: 1 })}
       {draw("Sequences", rate, [
         { label: "Running", values: series.running },
         { label: "Waiting", values: series.waiting, color: 2 },
@@ -134,6 +149,37 @@ function percentiles(series: Figures["series"], name: "ttft" | "itl"): Series[] 
   }));
 }
 
+const RESULTS = [
+  ["met", "Met"], ["ttft", "Late first token"], ["itl", "Slow tokens"], ["refused", "Refused"], ["failed", "Failed"],
+] as const;
+
+/** How the objectives were attained, by who set them. */
+function Objectives({ objectives }: { objectives: Answer["objectives"] }): ReactNode {
+  return (
+    <Panel title="Service level objectives" flush note="requests that ended in this period, by who set the targets">
+      <div className="table-wrap" tabIndex={0} role="region" aria-label="Service level objectives">
+        <table className="table cards">
+          <thead>
+            <tr>
+              <th scope="col">Set by</th><th scope="col" className="end">Attained</th>
+              {RESULTS.map(([name, text]) => <th key={name} scope="col" className="end">{text}</th>)}
+            </tr>
+          </thead>
+          <tbody>
+            {objectives.map((one) => (
+              <tr key={one.set_by}>
+                <td data-label="Set by">{one.set_by}</td>
+                <td data-label="Attained" className="end">{percent(one.attained_share)}</td>
+                {RESULTS.map(([name, text]) => <td key={name} data-label={text} className="end">{count(one[name])}</td>)}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
+  );
+}
+
 function Shares({ overview }: { overview: PlatformOverview }): ReactNode {
   const busiest = overview.tenants.slice(0, MAX_TENANTS_DRAWN);
   const lines = busiest.map((one) => ({ label: one.tenant, values: one.output_tokens_per_second }));
@@ -145,14 +191,14 @@ function Shares({ overview }: { overview: PlatformOverview }): ReactNode {
           format={rate} height={200} />
       </Panel>
       <Panel title="Fair share" flush
-        note="of the service; the mark is what the weight entitles to">
+        note="of the output tokens; the mark is the share that the weight gives">
         <div className="table-wrap" tabIndex={0} role="region" aria-label="Fair share by tenant">
           <table className="table">
             <thead>
               <tr>
                 <th scope="col">Tenant</th><th scope="col" className="end">Weight</th>
                 <th scope="col">Share</th><th scope="col" className="end">Actual</th>
-                <th scope="col" className="end">Fair</th>
+                <th scope="col" className="end">Fair</th><th scope="col" className="end">Objectives</th>
               </tr>
             </thead>
             <tbody>
@@ -181,6 +227,7 @@ function ShareRow({ load, color }: { load: TenantLoad; color: number }): ReactNo
       </td>
       <td className="end">{percent(load.share)}</td>
       <td className="end">{percent(load.fair_share)}</td>
+      <td className="end">{percent(load.attained_share)}</td>
     </tr>
   );
 }

@@ -9,7 +9,7 @@ import { ConfirmDialog } from "../components/dialog.tsx";
 import { Page, Panel } from "../components/layout.tsx";
 import { EmptyState } from "../components/states.tsx";
 import { Badge, State, Time, Words } from "../components/values.tsx";
-import { bytes, count, percent } from "../lib/format.ts";
+import { bytes, count, number, percent } from "../lib/format.ts";
 import { useScope } from "../session.tsx";
 
 type Replica = Answer<"get", "/admin/replicas">["data"][number];
@@ -29,6 +29,10 @@ const COLUMNS: Columns<Replica> = [
       );
     },
   },
+  {
+    header: "Role",
+    cell: ({ row: { original: replica } }) => connected(replica)?.role ?? "–",
+  },
   { header: "State", cell: ({ row }) => <Seen replica={row.original} /> },
   {
     header: "Target",
@@ -41,11 +45,24 @@ const COLUMNS: Columns<Replica> = [
     <>{count(num_resident)}{num_loading > 0 && <span className="sub">{count(num_loading)} loading</span>}</>
   )),
   figure("KV use", ({ kv_usage }) => percent(kv_usage)),
+  figure("Handovers", ({ handovers }) => <Handovers of={handovers} />),
   figure("Restarts", ({ num_restarts }) => count(num_restarts)),
   { header: "Last seen", cell: ({ row }) => <Time at={row.original.seen_at} /> },
 ];
 
 type Connection = NonNullable<Replica["connection"]>;
+
+/** The prefixes that the replica sends or gets; nothing of a replica that never did. */
+function Handovers({ of }: { of: Connection["handovers"] }): ReactNode {
+  const { num_complete, num_given_up, complete_per_second, bytes_per_second } = of;
+  if (num_complete + num_given_up === 0) return "–";
+  return (
+    <>
+      <span className="nowrap">{number(complete_per_second)}/s</span>
+      <span className="sub">{bytes(bytes_per_second)}/s{num_given_up > 0 && `, ${count(num_given_up)} given up`}</span>
+    </>
+  );
+}
 
 /** This server's connection, while there is one: only then are there figures. */
 function connected({ connection }: Replica): Connection | null {

@@ -16,7 +16,7 @@ import { LimitsInUse } from "../components/limits-in-use.tsx";
 import { Loaded } from "../components/states.tsx";
 import { useToast } from "../components/toast.tsx";
 import { Badge, Time } from "../components/values.tsx";
-import { number } from "../lib/format.ts";
+import { duration, number, percent, plural } from "../lib/format.ts";
 import { useScope, useSessionContext } from "../session.tsx";
 
 type Tenant = Answer<"get", "/admin/tenants/{slug}">;
@@ -92,10 +92,34 @@ function About({ tenant }: { tenant: Tenant }): ReactNode {
       ["Name", tenant.name ?? <span className="faint">none</span>],
       ["State", tenant.suspended_at ? <Badge tone="warn">suspended</Badge> : <Badge tone="good">active</Badge>],
       ["Weight", number(tenant.weight)],
+      ["Objective", objectiveText(tenant.slo)],
+      ["Attained in 24 hours", <Attained slug={tenant.slug} />],
       ["Created", <Time at={tenant.created_at} exact />],
       ["Id", <code>{tenant.id}</code>],
     ]} />
   );
+}
+
+/** Such as "first token 2 s, inter-token 80 ms"; a tenant without targets has the server's. */
+function objectiveText({ ttft_ms: ttft, itl_ms: itl }: Tenant["slo"]): ReactNode {
+  if (ttft === null && itl === null) return <span className="faint">the server's</span>;
+  return [
+    ...(ttft === null ? [] : [`first token ${duration(ttft)}`]), ...(itl === null ? [] : [`inter-token ${duration(itl)}`]),
+  ].join(", ");
+}
+
+/** The share of the tenant's requests that met their objective. */
+function Attained({ slug }: { slug: string }): ReactNode {
+  const query = useQuery({
+    queryKey: ["overview", slug, "24h"],
+    queryFn: ({ signal }) => api("get", "/v1/overview", { query: { range: "24h" }, tenant: slug, signal }),
+  });
+  const objectives = query.data?.objectives ?? [];
+  const judged = objectives.flatMap(({ met, ttft, itl, refused, failed }) => [met, ttft, itl, refused, failed]);
+  const total = judged.reduce((sum, part) => sum + part, 0);
+  if (total === 0) return <span className="faint">no requests with an objective</span>;
+  const met = objectives.reduce((sum, one) => sum + one.met, 0);
+  return `${percent(met / total)} of ${plural(total, "request")}`;
 }
 
 const PARTS = [

@@ -195,7 +195,7 @@ function Split({ adapter, alias, canary, busy, onSet }: {
           {split && (
             <label className="check">
               <input type="checkbox" checked={isWatched} onChange={(event) => setWatched(event.target.checked)} />
-              End the canary by itself if it is worse: {limitsText(limits)}
+              End the canary automatically if it is worse: {limitsText(limits)}
             </label>
           )}
           {split && isWatched && (
