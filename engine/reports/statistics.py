@@ -102,6 +102,8 @@ class Statistics:
                 for group, num_bytes in enumerate(parts.plan.kv_block_bytes)
             ),
             num_border_moves=parts.border.num_moves if parts.border else 0,
+            host_cache_bytes=manager.host_bytes,
+            num_host_border_moves=parts.host_border.num_moves if parts.host_border else 0,
             ranks=self._ranks.read(),
             **self._disk(),
         )
