@@ -567,7 +567,7 @@ def test_a_crowd_has_the_tokens_of_requests_alone(
 @pytest.mark.parametrize(
     ("config", "param", "message"),
     [
-        ({"prefix_disk_bytes": 1}, "prefix_disk_bytes", "requires --swap-gib"),
+        ({"prefix_disk_bytes": 1}, "prefix_disk_bytes", "requires --host-gib or --swap-gib"),
         ({"prefix_disk_dir": "x"}, "prefix_disk_dir", "requires --prefix-disk-gib"),
         (
             {"prefix_disk_bytes": 1, "swap_bytes": 1, "prefix_caching": False},
