@@ -76,6 +76,7 @@ LIKELY_SEEDS = {
     "charges_again_what_is_computed_again": 4,
     "compacts_in_place": 4,
     "confirms_deletions_before_the_bytes_are_zero": 3,
+    "counts_half_a_slot_as_one": 73,
     "deletes_adapters_under_a_step_in_flight": 19,
     "displaces_under_a_step_in_flight": 9,
     "drains_without_a_deadline": 17,
