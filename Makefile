@@ -212,7 +212,7 @@ bench-peers: $(if $(and $(filter vllm,$(ARGS)),$(filter vllm_base,$(ARGS))),,$(P
 
 bench-batching: ## continuous against static batching
 bench-prefix: ## time to first token with and without the prefix cache
-bench-border: ## the border between KV cache and arena: moved by the load against fixed borders (simulated)
+bench-border: ## the borders between adapters and KV blocks, on device and host: moved by the load against fixed ones (simulated)
 bench-agent: ## an agent that switches adapters in one conversation: plain LoRA against activated LoRA
 bench-paging: ## sequences that run at once: paged against reserved KV
 bench-pipeline: ## two stages: a step in flight for each against one

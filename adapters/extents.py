@@ -62,6 +62,13 @@ class ExtentAllocator:
     def num_free(self) -> int:
         return self.capacity - self.used
 
+    @property
+    def used_end(self) -> int:
+        """Where the last allocated extent ends: `resize` can leave so little."""
+        if self._free and self._free[-1].end == self.capacity:
+            return self._free[-1].offset
+        return self.capacity
+
     def allocate(self, size: int, *, avoid: Sequence[Extent] = ()) -> Extent | None:
         """Allocate the smallest sufficient free extent outside of `avoid`; None if there is none.
 

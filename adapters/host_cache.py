@@ -2,13 +2,14 @@
 
 Reading a block folds each slice's scale into B in fp32 and rounds once to the serving dtype. All
 blocks are in one pool that is allocated at start, so the bound in bytes is exact and loading
-allocates no memory. Bytes are zeroed before they are free again.
+allocates no memory. Bytes are zeroed before they are free again. The end of the pool may belong to
+others for a time: see `resize`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 
@@ -23,6 +24,7 @@ from .block_reader import PIECE_ELEMENTS, BlockReader, Prepare
 from .byte_shares import Holding, find_surplus
 from .errors import ArenaTooSmall
 from .extents import Extent, ExtentAllocator
+from .ghosts import Ghosts
 from .identity import AdapterKey
 from .layout import BaseLayout
 from .layout_part import LayoutPart
@@ -68,9 +70,13 @@ class HostCache:
         prepare: Prepare | None = None,
         pace: Pace = UNPACED,
         part: LayoutPart | None = None,
+        memory: Tensor | None = None,
     ) -> None:
         """`prepare` converts the auxiliary tensors of a block to their served values; see
         `ExtraKind`. `part`: what the blocks hold of each adapter; None: all.
+
+        `memory`: uint8 on the host, as long as the cache can become; None: it has so many bytes of
+        its own and keeps this size.
 
         `pace`: the share of a core that reading and zeroing may use while the engine's steps run.
         """
@@ -81,10 +87,15 @@ class HostCache:
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
         self._pool = (
-            torch.empty(self._extents.capacity, dtype=dtype, pin_memory=True)
-            if page_locked
-            else untouched_zeros(self._extents.capacity, dtype)
+            memory.view(dtype)
+            if memory is not None
+            else host_memory(self._extents.capacity, dtype, page_locked=page_locked)
         )
+        self._withheld: tuple[Extent, ...] = ()
+        """The end of the pool, while it is cleared: no block is placed there."""
+        self._refused = 0
+        """Elements that the last read found no room for."""
+        self._ghosts: Ghosts[AdapterKey] = Ghosts()
         self._blocks: OrderedDict[AdapterKey, HostBlock] = OrderedDict()  # oldest use first
         self._in_use: set[AdapterKey] = set()
         self._changed: list[AdapterKey] = []
@@ -96,6 +107,11 @@ class HostCache:
     @property
     def capacity_bytes(self) -> int:
         return self._extents.capacity * self._dtype.itemsize
+
+    @property
+    def refused_bytes(self) -> int:
+        """What the last `read` that returned None needs."""
+        return self._refused * self._dtype.itemsize
 
     @property
     def used_bytes(self) -> int:
@@ -153,12 +169,13 @@ class HostCache:
         files = BlockFiles.open(key, paths)
         plan = self._reader.plan(files)
         num_elements = self._size(files, plan)
-        if num_elements > self._extents.capacity:
+        if num_elements > len(self._pool):
             raise ArenaTooSmall(
                 f"It needs {num_elements * self._dtype.itemsize} bytes of host memory."
             )
         extent = self._reserve(key, num_elements)
         if extent is None:
+            self._refused = num_elements
             return None
         tensor = self._pool[extent.offset : extent.offset + num_elements]
         try:
@@ -181,6 +198,7 @@ class HostCache:
             with self._lock:
                 self._in_use.discard(key)
                 block = self._blocks.pop(key, None)
+                self._ghosts.take(key)
                 self._changed.append(key)
             if block is not None:
                 self._erase(block.extent)
@@ -196,6 +214,80 @@ class HostCache:
             changed, self._changed = self._changed, []
         return changed
 
+    def remember_evicted(self, num_bytes: int) -> None:
+        """Keep the keys of the last `num_bytes` of evicted blocks from now on."""
+        with self._lock:
+            self._ghosts.depth = num_bytes // self._dtype.itemsize
+
+    def take_ghost(self, key: AdapterKey) -> bool:
+        """Whether this block is among them; it is forgotten."""
+        with self._lock:
+            return self._ghosts.take(key)
+
+    def resize(self, capacity_bytes: int) -> bool:
+        """Let the cache have this many bytes, whole units of the alignment and at most `memory`;
+        False: blocks in use are in the way. Call it again then; no block is placed there meanwhile.
+
+        What is taken away holds zeros, and what is added is zeroed. For a loader thread.
+        """
+        capacity = capacity_bytes // self._dtype.itemsize
+        with self._erasing:
+            old = self._extents.capacity
+            if capacity >= old:
+                self._zero(Extent(old, capacity - old))
+                with self._lock:
+                    self._withheld = ()
+                    self._extents.resize(capacity)
+                return True
+            with self._lock:
+                self._withheld = (Extent(capacity, old - capacity),)
+            self._clear_withheld()
+            with self._lock:
+                if self._extents.used_end > capacity:
+                    return False
+                self._extents.resize(capacity)
+                self._withheld = ()
+            return True
+
+    def _clear_withheld(self) -> None:
+        """Move the blocks out of use there to other places, and evict for the room that this
+        takes, in the order of eviction."""
+        while (block := self._idle_in_withheld()) is not None:
+            size = block.extent.size
+            with self._lock:
+                target = self._extents.allocate(size, avoid=self._withheld)
+                victim = None if target else self._pop_victim(block.key, size)
+            if target is not None:
+                self._move(block, target)
+            elif victim is not None:
+                self._erase(victim.extent)
+
+    def _idle_in_withheld(self) -> HostBlock | None:
+        with self._lock:
+            return next(
+                (
+                    block
+                    for key, block in self._blocks.items()
+                    if key not in self._in_use and any(map(block.extent.overlaps, self._withheld))
+                ),
+                None,
+            )
+
+    def _move(self, block: HostBlock, target: Extent) -> None:
+        """Move a block, unless it comes into use meanwhile."""
+        tensor = self._pool[target.offset : target.offset + block.num_elements]
+        work = Paced(self._pace)
+        for start in range(0, block.num_elements, PIECE_ELEMENTS):
+            piece = slice(start, start + PIECE_ELEMENTS)
+            tensor[piece].copy_(block.tensor[piece])
+            work.pause()
+        with self._lock:
+            is_moved = block.key not in self._in_use
+            if is_moved:
+                self._blocks[block.key] = replace(block, tensor=tensor, extent=target)
+                self._changed.append(block.key)
+        self._erase(block.extent if is_moved else target)
+
     def _size(self, files: BlockFiles, plan: BlockPlan) -> int:
         """The elements to reserve for a block of this plan."""
         return plan.num_elements
@@ -205,7 +297,7 @@ class HostCache:
         with self._erasing:
             while True:
                 with self._lock:
-                    extent = self._extents.allocate(num_elements)
+                    extent = self._extents.allocate(num_elements, avoid=self._withheld)
                     victim = None if extent else self._pop_victim(key, num_elements)
                 if victim is None:
                     return extent
@@ -233,14 +325,26 @@ class HostCache:
         if victim is None:
             return None
         self._changed.append(victim)
-        return self._blocks.pop(victim)
+        block = self._blocks.pop(victim)
+        self._ghosts.add(victim, block.extent.size)
+        return block
 
     def _erase(self, extent: Extent) -> None:
         """Zero and free an extent. The caller holds `_erasing`, so that no other thread sees a
         block that is partly dropped."""
+        self._zero(extent)
+        with self._lock:
+            self._extents.free(extent)
+
+    def _zero(self, extent: Extent) -> None:
         target, work = self._pool[extent.offset : extent.end], Paced(self._pace)
         for start in range(0, extent.size, PIECE_ELEMENTS):
             target[start : start + PIECE_ELEMENTS].zero_()
             work.pause()
-        with self._lock:
-            self._extents.free(extent)
+
+
+def host_memory(num_elements: int, dtype: torch.dtype, *, page_locked: bool) -> Tensor:
+    """Host memory `[num_elements]`: zeros, or page-locked with any content."""
+    if page_locked:
+        return torch.empty(num_elements, dtype=dtype, pin_memory=True)
+    return untouched_zeros(num_elements, dtype)

@@ -74,6 +74,8 @@ class Loads(Generic[BlockT]):
         """The adapters that were evicted last; sizes in elements."""
         self.reload_seconds = 0.0
         """Of the loads of `ghosts`."""
+        self.reread_seconds = 0.0
+        """Until the blocks were in host memory again that it had evicted last."""
         self.departures = dict.fromkeys(Departure, 0)
         self.num_loads = 0
         self.num_loaded_elements = 0
@@ -88,6 +90,7 @@ class Loads(Generic[BlockT]):
         record = self._records.begin(key)
         record.is_reload = self.ghosts.take(key)
         record.block = self._host.acquire(key)
+        record.is_read_again = record.block is None and self._host.take_ghost(key)
         if record.block is None:
             self._fetch(record)
         else:
@@ -149,6 +152,11 @@ class Loads(Generic[BlockT]):
     def reorder(self) -> None:
         """The demand has changed."""
         self._reads.reorder()
+
+    @property
+    def refused(self) -> int:
+        """Bytes of the block that waits for room in host memory; 0: none does."""
+        return self._host.refused_bytes if self._reads.blocked is not None else 0
 
     def look_again(self) -> None:
         """Host memory has come free."""
@@ -232,6 +240,8 @@ class Loads(Generic[BlockT]):
                 self._fail(record, _failure_of(result), cause=result)
             else:
                 record.block = result
+                if record.is_read_again:
+                    self.reread_seconds += self._clock() - record.begun_at
                 self._await_room(record)
         return bool(finished)
 

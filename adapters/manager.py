@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence, Sized
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Generic
 
@@ -64,6 +65,7 @@ class AdapterManager(Generic[BlockT]):
         self._records: Records[BlockT] = Records(clock)
         self.fetches = Fetches()
         self._leases = Leases()
+        self._loaders = loaders
         self._retirements = Retirements(host, loaders)
         self._planner = ArenaPlanner(arena, loaders, clock, demand=self._demand)
         self._loads = Loads(
@@ -324,6 +326,37 @@ class AdapterManager(Generic[BlockT]):
         """The duration of the loads that so many bytes more would have spared; see
         `remember_evicted`."""
         return self._loads.reload_seconds
+
+    # --- the border in host memory ----------------------------------------------------------------
+
+    @property
+    def host_bytes(self) -> int:
+        """The size of host memory for adapters now."""
+        return self._host.capacity_bytes
+
+    @property
+    def awaited_host_bytes(self) -> int:
+        """Bytes of the block that waits for room in host memory; 0: none does."""
+        return self._loads.refused
+
+    @property
+    def reread_seconds(self) -> float:
+        """What it took to bring blocks to host memory that as many bytes more would still have
+        held; see `HostCache.remember_evicted`."""
+        return self._loads.reread_seconds
+
+    def resize_host(self, num_bytes: int) -> Future[bool]:
+        """Let host memory for adapters have this many bytes; see `HostCache.resize`."""
+        moved = abs(num_bytes - self._host.capacity_bytes)
+        return self._loaders.submit(moved, self._host.resize, num_bytes)
+
+    def note_host_room(self) -> None:
+        """Host memory for adapters has become larger."""
+        self._loads.look_again()
+
+    def remember_evicted_on_host(self, num_bytes: int) -> None:
+        """Count `reread_seconds` from now on."""
+        self._host.remember_evicted(num_bytes)
 
     # --- within -----------------------------------------------------------------------------------
 

@@ -120,6 +120,8 @@ class Record(Generic[BlockT]):
     retry_at: float = 0.0
     is_reload: bool = False
     """Whether a somewhat larger arena would still hold it; see `Ghosts`."""
+    is_read_again: bool = False
+    """Whether somewhat more host memory would still hold its block."""
     was_fetched_again: bool = False
     """Whether its file was missing when it was to be read in this attempt."""
 

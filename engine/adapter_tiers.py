@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..adapters.arena import Arena
-from ..adapters.host_cache import HostCache
+from ..adapters.host_cache import HostCache, host_memory
 from ..adapters.loaders import LoaderThreads, Pace
 from ..adapters.manager import AdapterManager
 from .config import EngineConfig
+from .kv.host_blocks import SlotMemory
 from .memory.loader_duty import choose_duty
 from .memory.plan import MemoryPlan
 from .model.base_model import BaseModel
@@ -31,6 +35,8 @@ class AdapterTiers:
     pace: Pace
     """Limits the loader threads' share of a core while steps run."""
     loaders: LoaderThreads
+    slot_memory: SlotMemory | None
+    """Host memory that adapters share with KV blocks; None: each has its own."""
 
     def close(self) -> None:
         """Stop the loader threads."""
@@ -54,7 +60,8 @@ def open_adapter_tiers(
     arena = _open_arena(base, plan, pace, followers)
     base.attach_arena(arena)
     loaders = LoaderThreads(config.num_loader_threads)
-    host = _open_host(config, base, pace, followers)
+    shared = _open_shared_memory(base, plan)
+    host = _open_host(plan, base, pace, followers, shared)
     manager = AdapterManager(
         arena=arena,
         host=host,
@@ -62,7 +69,10 @@ def open_adapter_tiers(
         clock=clock,
         num_soon=config.max_num_seqs,
     )
-    return AdapterTiers(arena, host, manager, pace, loaders)
+    slots = None
+    if shared is not None and plan.host.shared is not None:
+        slots = SlotMemory(plan.host.shared.group, shared)
+    return AdapterTiers(arena, host, manager, pace, loaders, slots)
 
 
 def _open_arena(
@@ -77,12 +87,24 @@ def _open_arena(
     return LeaderArena(followers, layout, num_bytes, base.dtype, base.device, pace=pace)
 
 
+def _open_shared_memory(base: BaseModel, plan: MemoryPlan) -> Tensor | None:
+    """The memory of adapters and KV blocks, uint8; None: each has its own."""
+    if plan.host.shared is None:
+        return None
+    is_cuda = base.device.type == "cuda"
+    return host_memory(plan.host.shared.bounds.total, torch.uint8, page_locked=is_cuda)
+
+
 def _open_host(
-    config: EngineConfig, base: BaseModel, pace: Pace, followers: Followers | None
+    plan: MemoryPlan,
+    base: BaseModel,
+    pace: Pace,
+    followers: Followers | None,
+    shared: Tensor | None,
 ) -> HostCache:
     layout = base.part.layout
     prepare = BlockPreparation(layout, base.extended, partial=base.partial)
-    num_bytes, page_locked = config.host_cache_bytes, base.device.type == "cuda"
+    num_bytes, page_locked = plan.host.adapter_bytes, base.device.type == "cuda"
     if followers is None:
         return HostCache(
             base.layout,
@@ -91,6 +113,7 @@ def _open_host(
             page_locked=page_locked,
             prepare=prepare,
             pace=pace,
+            memory=_adapters_part(plan, shared),
         )
     return LeaderHostCache(
         followers,
@@ -102,3 +125,10 @@ def _open_host(
         magnitudes=RowMagnitudes(layout, base.partial),
         pace=pace,
     )
+
+
+def _adapters_part(plan: MemoryPlan, shared: Tensor | None) -> Tensor | None:
+    """What adapters can have of the shared memory at most."""
+    if shared is None or plan.host.shared is None:
+        return None
+    return shared[: plan.host.shared.bounds.most_adapters]

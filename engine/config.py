@@ -180,7 +180,17 @@ class EngineConfig:
         Unset("a full batch, of the remaining memory at most all; on the CPU half at the start"),
     ] = None
     """Device memory for KV blocks."""
-    host_cache_bytes: Annotated[int, Option(name="host_cache_gib", unit=GIB, minimum=0.001)] = GIB
+    host_bytes: Annotated[
+        int | None,
+        Option(name="host_gib", unit=GIB, minimum=0.001),
+        Unset("--host-cache-gib and --swap-gib"),
+    ] = None
+    """Host memory for adapters, and for the KV blocks of preempted sequences and of evicted
+    prefixes. The border between the two moves with the load. Replaces --host-cache-gib and
+    --swap-gib, which fix it."""
+    host_cache_bytes: Annotated[
+        int | None, Option(name="host_cache_gib", unit=GIB, minimum=0.001), Unset("1")
+    ] = None
     """Host memory for adapters."""
     kv_dtype: Annotated[KvDtype, Option(aliases=("kv-cache-dtype",))] = KvDtype.AUTO
     """Data type of the KV cache."""
@@ -207,7 +217,7 @@ class EngineConfig:
     prefix_disk_bytes: Annotated[
         int, Option(name="prefix_disk_gib", unit=GIB, minimum=0.0), Unset("none")
     ] = 0
-    """Disk for encrypted prefixes, which outlive a restart. Requires --swap-gib."""
+    """Disk for encrypted prefixes, which outlive a restart. Requires --host-gib or --swap-gib."""
     prefix_disk_dir: Annotated[
         str | None, Option(metavar="FOLDER"), Unset("prefixes in the data folder")
     ] = None
@@ -254,6 +264,23 @@ class EngineConfig:
         return [entry.partition(":")[0] for entry in self.speculation]
 
     @property
+    def adapter_host_bytes(self) -> int:
+        """Host memory for adapters alone, without `host_bytes`."""
+        return GIB if self.host_cache_bytes is None else self.host_cache_bytes
+
+    @property
+    def all_host_bytes(self) -> int:
+        """Host memory for adapters and KV blocks."""
+        if self.host_bytes is not None:
+            return self.host_bytes
+        return self.adapter_host_bytes + self.swap_bytes
+
+    @property
+    def stores_kv_on_host(self) -> bool:
+        """Whether host memory has room for KV blocks."""
+        return bool(self.swap_bytes or self.host_bytes)
+
+    @property
     def group_shape(self) -> GroupShape:
         """The ranks that serve the base together."""
         return GroupShape(self.tensor_parallel_size, self.pipeline_parallel_size)
@@ -292,6 +319,7 @@ class EngineConfig:
         if self.num_ranks > 1:
             self._check_ranks()
         self._check_hosts()
+        self._check_host_memory()
         self._check_prefix_disk()
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             raise InvalidParameter(
@@ -328,16 +356,30 @@ class EngineConfig:
                 f"must be a multiple of {GROUP_SIZE_STEP}, or 0 for a scale per output",
             )
 
+    def _check_host_memory(self) -> None:
+        """Refuse two answers to one question. Raises InvalidParameter."""
+        if self.host_bytes is None:
+            return
+        if self.host_cache_bytes is not None:
+            raise InvalidParameter("host_cache_bytes", "is a part of --host-gib; set one of them")
+        if self.swap_bytes:
+            raise InvalidParameter("swap_bytes", "is a part of --host-gib; set one of them")
+        if self.num_ranks > 1:
+            raise InvalidParameter(
+                "host_bytes",
+                "in a group of ranks the border is fixed; set --host-cache-gib and --swap-gib",
+            )
+
     def _check_prefix_disk(self) -> None:
         """Refuse a disk that could not be used. Raises InvalidParameter."""
         if not self.prefix_disk_bytes:
             if self.prefix_disk_dir is not None:
                 raise InvalidParameter("prefix_disk_dir", "requires --prefix-disk-gib")
             return
-        if not self.swap_bytes:
+        if not self.stores_kv_on_host:
             raise InvalidParameter(
                 "prefix_disk_bytes",
-                "requires --swap-gib: prefixes come from the disk to host memory",
+                "requires --host-gib or --swap-gib: prefixes come from the disk to host memory",
             )
         if not self.prefix_caching:
             raise InvalidParameter("prefix_disk_bytes", "requires prefix caching")

@@ -126,6 +126,8 @@ class EngineCore:
             self.parts.kv.disk.poll()
         if self.parts.border:
             self.parts.border.poll()
+        if self.parts.host_border:
+            self.parts.host_border.poll()
         self._messages += self._requests.poll()
         self._executor.read_if_needed()
         batch, started, failed = self._scheduler.schedule()

@@ -25,6 +25,7 @@ from .kv.layout import STATE_WINDOW
 from .kv.tier_key import hash_secret, new_tier_key
 from .memory.border import Border
 from .memory.device_peak import measure_peak
+from .memory.host_border import HostBorder
 from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
 from .memory.utilization import KvReads, ModelCost, Utilization
@@ -72,6 +73,8 @@ class EngineParts:
     scheduler: Scheduler
     border: Border | None
     """Moves memory between KV cache and arena; None: the border is fixed."""
+    host_border: HostBorder | None
+    """Moves host memory between adapters and KV blocks; None: the border is fixed."""
     cost: ModelCost
     """Bytes and operations of a step."""
     utilization: Utilization
@@ -139,7 +142,7 @@ def _open_parts(
             OpenPools(
                 base.layout.base_id,
                 plan.kv_groups,
-                plan.num_swap_slots,
+                plan.host.num_slots,
                 plan.num_open_slots,
                 plan.arena_bytes,
                 plan.max_model_len,
@@ -155,7 +158,7 @@ def _open_parts(
         plan.kv_groups,
         config.kv_block_size,
         prefix_secret=hash_secret(prefix_key) if config.prefix_caching else None,
-        num_swap_slots=plan.num_swap_slots,
+        num_swap_slots=plan.host.num_slots,
         num_open_slots=plan.num_open_slots,
         tenant_cap=config.tenant_cap,
     )
@@ -196,6 +199,7 @@ def _open_parts(
         speculation=speculation,
         scheduler=scheduler,
         border=_open_border(config, plan, kv, tiers, scheduler, costs, clock),
+        host_border=_open_host_border(config, plan, kv, tiers, costs, clock),
         cost=model_cost(base, _kv_reads(config, base, plan)),
         utilization=utilization,
         cpu_threads=open_cpu_threads(base.device, clock()),
@@ -263,7 +267,8 @@ def _open_runner(
             block_size=config.kv_block_size,
             kv_format=base.kv_format,
             device=base.device,
-            num_swap_slots=plan.num_swap_slots,
+            num_swap_slots=plan.host.num_slots,
+            slot_memory=tiers.slot_memory,
             has_spare_blocks=captures,
             num_open_slots=plan.num_open_slots,
         )
@@ -278,7 +283,7 @@ def _open_runner(
         block_size=config.kv_block_size,
         kv_format=base.kv_format,
         device=base.device,
-        num_swap_slots=plan.num_swap_slots,
+        num_swap_slots=plan.host.num_slots,
         has_stages=config.pipeline_parallel_size > 1,
         has_spare_blocks=captures,
         num_open_slots=plan.num_open_slots,
@@ -343,6 +348,27 @@ def _open_border(
         block_size=config.kv_block_size,
         manager=tiers.manager,
         scheduler=scheduler,
+        costs=costs,
+        clock=clock,
+    )
+
+
+def _open_host_border(
+    config: EngineConfig,
+    plan: MemoryPlan,
+    kv: KvBlocks,
+    tiers: AdapterTiers,
+    costs: StepCosts,
+    clock: Callable[[], float],
+) -> HostBorder | None:
+    if plan.host.shared is None:
+        return None
+    return HostBorder(
+        plan.host.shared,
+        adapter_bytes=plan.host.adapter_bytes,
+        kv=kv,
+        block_size=config.kv_block_size,
+        manager=tiers.manager,
         costs=costs,
         clock=clock,
     )

@@ -99,8 +99,10 @@ def _check_role(role: ReplicaRole, engine_config: EngineConfig) -> None:
     """Raises CommandFailed if such an engine cannot have the role."""
     if role is not ReplicaRole.BOTH and engine_config.num_ranks > 1:
         raise CommandFailed(f"--role {role}: {engine_config.ranks_obstacle}")
-    if role is ReplicaRole.DECODE and not engine_config.swap_bytes:
-        raise CommandFailed("--role decode: needs --swap-gib, where prefixes are received")
+    if role is ReplicaRole.DECODE and not engine_config.stores_kv_on_host:
+        raise CommandFailed(
+            "--role decode: needs --host-gib or --swap-gib, where prefixes are received"
+        )
     policy = engine_config.default_kv_policy
     if role is not ReplicaRole.BOTH and policy and policy.method is EvictionMethod.H2O:
         raise CommandFailed(

@@ -34,6 +34,7 @@ _GAUGES = {
     ),
     "arena_bytes": ("arena_bytes", "Size of the arena, which holds the adapters on the device."),
     "kv_cache_bytes": ("kv_cache_bytes", "Size of the KV blocks in use and free."),
+    "host_cache_bytes": ("host_cache_bytes", "Size of host memory for adapters."),
     "kv_usage": (
         "kv_usage_ratio",
         "Share of used KV blocks, of the fullest pool.",
@@ -92,6 +93,10 @@ _COUNTERS = {
     "num_border_moves": (
         "memory_border_moves",
         "Moves of the border between arena and KV cache.",
+    ),
+    "num_host_border_moves": (
+        "host_memory_border_moves",
+        "Moves of the border between adapters and KV blocks in host memory.",
     ),
     "num_adapter_loads": ("adapter_loads", "Adapters copied to the device."),
 }

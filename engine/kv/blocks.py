@@ -86,6 +86,8 @@ class KvBlocks:
         """Those of prefixes that were copied from the host instead of computed."""
         self.num_lost_blocks = 0
         """Blocks of prefixes that are computed again, and were among the groups' `ghosts`."""
+        self.num_lost_host_tokens = 0
+        """Tokens that are computed again, and that somewhat more slots would have held."""
         self.holds_states = any(group.holds_states for group in groups)
         """Whether no step may compute tokens of an unfinished block together with others."""
         self._has_open_blocks = num_open_slots is not None
@@ -143,9 +145,9 @@ class KvBlocks:
             prefixes = seq.chain[:longest]
             if num_tokens and pays(num_tokens, [g.num_to_fetch(prefixes) for g in self.groups]):
                 num_blocks, seq.num_to_fetch = longest, num_tokens
-        self.num_lost_blocks += self._prefixes.take_ghosts(
-            seq.chain, namespace, token_ids, num_blocks
-        )
+        lost = self._prefixes.take_ghosts(seq.chain, namespace, token_ids, num_blocks)
+        self.num_lost_blocks += lost.num_on_device
+        self.num_lost_host_tokens += lost.num_on_host * self.block_size
         for group in self.groups:
             group.take_prefix(seq, seq.chain[:num_blocks])
             if self.disk is not None:
@@ -358,12 +360,23 @@ class KvBlocks:
         if not any(counts) or any(
             count > group.host.num_free for count, group in zip(counts, self.groups, strict=True)
         ):
+            self._note_not_swapped(counts, num_computed)
             return 0
         for group in self.groups:
             group.swap_out(seq, num_blocks)
         seq.targets = []
         seq.num_writable = 0
         return num_computed
+
+    def _note_not_swapped(self, counts: Sequence[int], num_tokens: int) -> None:
+        """A sequence with so many blocks per group is not swapped out."""
+        missing = [
+            (count - group.host.num_free, group.host.ghosts.depth)
+            for count, group in zip(counts, self.groups, strict=True)
+            if count > group.host.num_free
+        ]
+        if missing and all(count <= depth for count, depth in missing):
+            self.num_lost_host_tokens += num_tokens
 
     def _swap_in(self, seq: SequenceBlocks) -> None:
         for group in self.groups:

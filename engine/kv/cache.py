@@ -18,11 +18,13 @@ from ..errors import UnsupportedModel
 from ..transfers import HostCopy, to_device
 from .disk_blocks import DiskBlocks
 from .groups import LayerKvShape, StateShape
+from .host_blocks import HostBlocks, SlotMemory
 from .layout import (
     CopyBlock,
     EraseOnDisk,
     FromDisk,
     GiveBackBlocks,
+    GiveUpSlots,
     KvGroup,
     KvOperation,
     SwapIn,
@@ -99,13 +101,15 @@ class KvCache:
         kv_format: KvFormat,
         device: torch.device,
         num_swap_slots: Sequence[int] = (),
+        slot_memory: SlotMemory | None = None,
         has_spare_blocks: bool = False,
         num_open_slots: int | None = None,
     ) -> None:
         """`shapes`: nothing for the layers of other stages. `num_swap_slots`: blocks of host memory
-        per group; empty: none. `has_spare_blocks`: each group has one additional block, to which
-        padding writes. `num_open_slots`: per group, if complete blocks are quantized; None: every
-        block is open forever."""
+        per group; empty: none. `slot_memory`: where those of one group are.
+        `has_spare_blocks`: each group has one additional block, to which padding writes.
+        `num_open_slots`: per group, if complete blocks are quantized; None: every block is open
+        forever."""
         self.groups = tuple(groups)
         self.block_size = block_size
         self.group_of = {
@@ -172,9 +176,15 @@ class KvCache:
             else pages[_Part(layer, is_key=False)]
             for layer, keys in self.keys.items()
         }
-        self._host_tensors = [
-            [_host_tensor(tensor, slots) for tensor in tensors]
-            for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
+        self._host = [
+            HostBlocks(
+                tensors,
+                slots,
+                slot_memory.memory if slot_memory and slot_memory.group == index else None,
+            )
+            for index, (tensors, slots) in enumerate(
+                zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
+            )
         ]
         self._on_the_way: deque[_OnTheWay] = deque()
         self.disk: DiskBlocks | None = None
@@ -251,9 +261,12 @@ class KvCache:
                     if not isinstance(operation, ToDisk) or operation.is_on_host:
                         self._land()
                     assert self.disk is not None, "there is no disk to write or read"
-                    self.disk.execute(operation, self._tensors, self._host_tensors)
+                    self.disk.execute(operation, self._tensors, self._host)
                 case GiveBackBlocks(group, block_ids):
                     self._give_back(group, block_ids)
+                case GiveUpSlots(group, host_slots, first_place):
+                    self._land()
+                    self._host[group].give_up(host_slots, first_place)
                 case _:
                     assert_never(operation)
 
@@ -269,7 +282,7 @@ class KvCache:
 
     def are_pages(self, group: int, num_blocks: int, pages: Sequence[bytes]) -> bool:
         """Whether these may be what `read_blocks` has read of so many blocks."""
-        hosts = self._host_tensors[group]
+        hosts = self._host[group].tensors
         sizes = [num_blocks * host[:, 0].numel() * host.itemsize for host in hosts]
         return sizes == [len(page) for page in pages]
 
@@ -280,8 +293,8 @@ class KvCache:
         """
         self._land()
         kept = [place for place, slot in enumerate(slots) if slot is not None]
-        index = torch.tensor([slot for slot in slots if slot is not None], dtype=torch.int64)
-        for host, page in zip(self._host_tensors[group], pages, strict=True):
+        index = self._host[group].index([slot for slot in slots if slot is not None])
+        for host, page in zip(self._host[group].tensors, pages, strict=True):
             if kept:
                 values = torch.frombuffer(bytearray(page), dtype=host.dtype)
                 values = values.view(len(host), len(slots), *host.shape[2:])
@@ -338,8 +351,8 @@ class KvCache:
     def _swap_out(self, group: int, block_ids: Sequence[int], host_slots: Sequence[int]) -> None:
         """Copy blocks to the host without waiting for the device."""
         self._land()
-        index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
-        pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
+        index, slots = self._index(block_ids), self._host[group].index(host_slots)
+        pairs = zip(self._tensors[group], self._host[group].tensors, strict=True)
         for tensor, host in pairs:
             copied = tensor.index_select(1, index)
             if copied.is_cuda:
@@ -355,8 +368,8 @@ class KvCache:
 
     def _swap_in(self, group: int, host_slots: Sequence[int], block_ids: Sequence[int]) -> None:
         self._land()
-        index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
-        pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
+        index, slots = self._index(block_ids), self._host[group].index(host_slots)
+        pairs = zip(self._tensors[group], self._host[group].tensors, strict=True)
         for tensor, host in pairs:
             tensor.index_copy_(1, index, to_device(host.index_select(1, slots), self._device))
 
@@ -406,12 +419,6 @@ def _runs(block_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = block_id
         previous = block_id
     yield start, previous + 1
-
-
-def _host_tensor(like: Tensor, num_slots: int) -> Tensor:
-    # Never read before written, so the memory is not touched before it is needed.
-    size = (len(like), num_slots, *like.shape[2:])
-    return torch.empty(size, dtype=like.dtype, pin_memory=like.is_cuda)
 
 
 def kv_bytes_per_block(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...adapters.identity import AdapterKey
 from ..transfers import HostCopy
+from .host_blocks import HostBlocks
 from .layout import EraseOnDisk, FromDisk, ToDisk
 from .prefix_cache import Prefix
 
@@ -45,17 +46,20 @@ class DiskBlocks:
         self,
         operation: ToDisk | FromDisk | EraseOnDisk,
         device: Sequence[Sequence[Tensor]],
-        host: Sequence[Sequence[Tensor]],
+        host: Sequence[HostBlocks],
     ) -> None:
-        """Begin an operation. `device`, `host`: per group, `[layers, num_blocks, ...]` each; all
-        earlier copies to the host are in its slots."""
+        """Begin an operation. `device`, `host`: per group; `device` has `[layers, num_blocks, ...]`
+        each. All earlier copies to the host are in its slots."""
         match operation:
             case ToDisk(group, source, is_on_host, disk_slot, prefix):
-                tensors = (host if is_on_host else device)[group]
-                copies = [_copy(tensor[:, source]) for tensor in tensors]
+                if is_on_host:
+                    parts = host[group].parts(source)
+                else:
+                    parts = [tensor[:, source] for tensor in device[group]]
+                copies = list(map(_copy, parts))
                 self._store.write(group, disk_slot, prefix, lambda: _joined(copies))
             case FromDisk(group, disk_slot, host_slot, prefix):
-                put = _put_into([tensor[:, host_slot] for tensor in host[group]])
+                put = _put_into(host[group].parts(host_slot))
                 self._store.read(group, disk_slot, prefix, host_slot, put)
             case EraseOnDisk(adapter):
                 self._store.erase(adapter)

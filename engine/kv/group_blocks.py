@@ -16,6 +16,7 @@ from .host_slots import HostSlots
 from .layout import (
     CopyBlock,
     GiveBackBlocks,
+    GiveUpSlots,
     KvGroup,
     OperationLog,
     SwapIn,
@@ -67,6 +68,7 @@ class GroupBlocks:
         self.ghosts: Ghosts[bytes] = Ghosts()
         """The prefixes that were evicted last, and are not on host or disk; sizes in blocks."""
         self.host = HostSlots(num_swap_slots, tenant_cap=tenant_cap)
+        self.host.prefixes.on_evict = self._note_evicted_on_host
         self.num_fetched = 0
         """Blocks copied back from the host."""
         self.disk: Disk | None = None
@@ -328,6 +330,14 @@ class GroupBlocks:
         """Take withdrawn blocks into use again; there must be as many."""
         self.pool.restore(count)
 
+    def withdraw_slots(self, count: int) -> None:
+        """Take free host slots out of use and let others have the memory of as many places; there
+        must be as many. Not while any is filling."""
+        first = self.host.num_withdrawn
+        if slots := self.host.withdraw(count):
+            assert not self.host.filling, "a block that is being read stays where it is"
+            self._operations.add(GiveUpSlots(self.index, tuple(slots), first))
+
     # --- swapping ---------------------------------------------------------------------------------
 
     def num_to_swap(self, seq: SequenceBlocks, num_blocks: int) -> int:
@@ -454,6 +464,11 @@ class GroupBlocks:
             self._operations.keep(self.index, block_id, slot)
         elif self.ghosts.depth and not self._is_below(prefix):
             self.ghosts.add(prefix.key, 1)
+
+    def _note_evicted_on_host(self, prefix: Prefix, slot: int) -> None:
+        on_disk = self.disk is not None and self.disk.find(self.index, prefix) is not None
+        if self.host.ghosts.depth and self.cached.find(prefix) is None and not on_disk:
+            self.host.ghosts.add(prefix.key, 1)
 
     def _is_below(self, prefix: Prefix) -> bool:
         """Whether the host or the disk has it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence, Set
 
+from ...adapters.ghosts import Ghosts
 from .block_pool import BlockPool
 from .prefix_cache import CachedBlocks, Prefix
 
@@ -27,7 +28,9 @@ class HostSlots:
         self.prefixes = HostPrefixes(self._pool)
         self.num_stored = 0
         """Prefixes copied from the device."""
-        self._most_of_tenant = max(int(tenant_cap * num_slots), 1)
+        self._tenant_cap = tenant_cap
+        self.ghosts: Ghosts[bytes] = Ghosts()
+        """The prefixes that were evicted last, and are nowhere else; sizes in slots."""
         self.filling: dict[int, Prefix] = {}
         """Slots that are held until a prefix is copied into them, in the background."""
         self.filling_keys: set[bytes] = set()
@@ -35,7 +38,13 @@ class HostSlots:
 
     @property
     def num_slots(self) -> int:
-        return self._pool.num_blocks
+        """Those in use now."""
+        return self._pool.num_usable
+
+    @property
+    def num_withdrawn(self) -> int:
+        """Slots whose memory others have."""
+        return self._pool.num_withdrawn
 
     @property
     def num_free(self) -> int:
@@ -53,6 +62,15 @@ class HostSlots:
     def give_back(self, slots: Sequence[int]) -> None:
         """Release one hold on each slot, in a sequence's order."""
         self._pool.free(slots)
+
+    def withdraw(self, count: int) -> list[int]:
+        """Take free slots out of use, those that would be reused first; there must be as many, and
+        none may be filling."""
+        return self._pool.withdraw(count)
+
+    def restore(self, count: int) -> None:
+        """Take withdrawn slots into use again; there must be as many."""
+        self._pool.restore(count)
 
     def find(self, prefix: Prefix) -> int | None:
         """The slot that stores this prefix."""
@@ -104,7 +122,7 @@ class HostSlots:
         if displaced is None or displaced.namespace.tenant_id == tenant_id:
             return True
         own = self.prefixes.slots_of(tenant_id)
-        if len(own) < self._most_of_tenant:
+        if len(own) < max(int(self._tenant_cap * self.num_slots), 1):
             return True
         for slot in own:
             if not self._pool.ref_count(slot):
@@ -117,7 +135,7 @@ class HostSlots:
         self._pool.check_integrity()
         self.prefixes.check_integrity()
         holders = Counter((*held, *self.filling))
-        for slot in range(self.num_slots):
+        for slot in range(self._pool.num_blocks):
             count = self._pool.ref_count(slot)
             assert count == holders[slot], (
                 f"host slot {slot} counts {count} holders, has {holders[slot]}"

@@ -17,6 +17,15 @@ STATE_WINDOW = AttentionWindow(2)
 """Of a group of states: the next token is computed with the state after the one before it."""
 
 
+_SLOT_ALIGNMENT = 8
+"""Elements of every dtype begin at multiples of their size."""
+
+
+def shared_slot_bytes(block_bytes: int) -> int:
+    """Bytes of a host slot for blocks of so many bytes, in memory that others share."""
+    return -(-block_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+
+
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
     """The number of blocks for a number of tokens."""
     return -(-num_tokens // block_size)
@@ -169,8 +178,26 @@ class GiveBackBlocks:
     block_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class GiveUpSlots:
+    """Let these host slots, which are out of use, have the places from `first_place` on, whose
+    memory others get. What is there moves to the places that these slots had."""
+
+    group: int
+    host_slots: tuple[int, ...]
+    first_place: int
+
+
 KvOperation = (
-    ZeroBlocks | CopyBlock | SwapOut | SwapIn | GiveBackBlocks | ToDisk | FromDisk | EraseOnDisk
+    ZeroBlocks
+    | CopyBlock
+    | SwapOut
+    | SwapIn
+    | GiveBackBlocks
+    | GiveUpSlots
+    | ToDisk
+    | FromDisk
+    | EraseOnDisk
 )
 """Executed in the order in which they were queued, before the step's forward pass."""
 
@@ -206,6 +233,11 @@ class OperationLog:
     def add(self, operation: KvOperation) -> None:
         self._flush()
         self._operations.append(operation)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no operation waits."""
+        return not (self._operations or self._to_keep or self._to_zero)
 
     def take(self) -> list[KvOperation]:
         """Hand out the log, which is empty afterwards."""

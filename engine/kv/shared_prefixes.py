@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .group_blocks import GroupBlocks
 from .prefix_cache import CacheNamespace, Prefix, PrefixHasher
 from .sequence_blocks import SequenceBlocks
+
+
+class LostBlocks(NamedTuple):
+    """Blocks that are computed again."""
+
+    num_on_device: int
+    num_on_host: int
 
 
 class SharedPrefixes:
@@ -67,14 +75,20 @@ class SharedPrefixes:
         namespace: CacheNamespace,
         token_ids: Sequence[int],
         num_cached: int,
-    ) -> int:
+    ) -> LostBlocks:
         """The number of blocks of these tokens after the first `num_cached` that were evicted a
         short while ago. Each eviction is counted once."""
+        num_on_device = num_on_host = 0
         for index in range(num_cached, (len(token_ids) - 1) // self._block_size):
             prefix = self._hasher.prefix(chain, index, namespace, token_ids)
-            if not sum(group.ghosts.take(prefix.key) for group in self._groups):
-                return index - num_cached
-        return max((len(token_ids) - 1) // self._block_size - num_cached, 0)
+            # Every group's are taken.
+            was_on_device = sum(group.ghosts.take(prefix.key) for group in self._groups) > 0
+            was_on_host = sum(group.host.ghosts.take(prefix.key) for group in self._groups) > 0
+            if not (was_on_device or was_on_host):
+                break
+            num_on_device += was_on_device
+            num_on_host += was_on_host
+        return LostBlocks(num_on_device, num_on_host)
 
     def publish(
         self,

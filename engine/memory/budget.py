@@ -12,7 +12,7 @@ from dataclasses import dataclass
 INTERVAL_SECONDS = 0.5
 """Between two decisions."""
 HALF_LIFE_SECONDS = 2.0
-"""Of a loss's weight."""
+"""Of a loss's weight, if the memory is filled in a moment."""
 HYSTERESIS = 1.5
 """The border moves if one holder loses so many times as much as the other."""
 LEAST_LOSS = 0.01
@@ -46,12 +46,21 @@ class Bounds:
 class Budget:
     """Decides how many bytes of the memory the adapters have; the KV cache has the rest."""
 
-    def __init__(self, bounds: Bounds, adapter_bytes: int, now: float) -> None:
-        """`adapter_bytes`: at the start. `now`: on the clock that `decide` gets."""
+    def __init__(
+        self,
+        bounds: Bounds,
+        adapter_bytes: int,
+        now: float,
+        *,
+        half_life_seconds: float = HALF_LIFE_SECONDS,
+    ) -> None:
+        """`adapter_bytes`: at the start. `now`: on the clock that `decide` gets.
+        `half_life_seconds`: of a loss's weight."""
         assert bounds.least_adapters <= adapter_bytes <= bounds.most_adapters
         self.bounds = bounds
         self.adapter_bytes = adapter_bytes
         self._adapter_loss = self._kv_loss = 0.0
+        self._half_life_seconds = half_life_seconds
         self._decided_at = now
 
     def is_due(self, now: float) -> bool:
@@ -67,7 +76,7 @@ class Budget:
         """
         elapsed = now - self._decided_at
         self._decided_at = now
-        kept = 0.5 ** (elapsed / HALF_LIFE_SECONDS)
+        kept = 0.5 ** (elapsed / self._half_life_seconds)
         self._adapter_loss = self._adapter_loss * kept + adapter_seconds
         self._kv_loss = self._kv_loss * kept + kv_seconds
         wanted = self.adapter_bytes + self._direction() * self.bounds.step
@@ -80,7 +89,7 @@ class Budget:
 
     def _direction(self) -> int:
         """1: towards more for the adapters; -1: towards more for the KV cache."""
-        least = LEAST_LOSS * HALF_LIFE_SECONDS
+        least = LEAST_LOSS * self._half_life_seconds
         if self._adapter_loss > max(least, HYSTERESIS * self._kv_loss):
             return 1
         if self._kv_loss > max(least, HYSTERESIS * self._adapter_loss):

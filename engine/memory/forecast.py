@@ -88,7 +88,7 @@ def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int)
     return MemoryForecast(
         memory_bytes=memory_bytes,
         reserve_bytes=int(available * RESERVE_FRACTION),
-        host_cache_bytes=config.host_cache_bytes if is_host else 0,
+        host_cache_bytes=plan.host.adapter_bytes if is_host else 0,
         kv_bytes_per_token=per_token,
         kv_bytes=sum(count * size for count, size in pairs),
         kv_tokens=blocks[0] * config.kv_block_size if attending else 0,

@@ -17,11 +17,11 @@ from .border_plan import ARENA_UNIT_BYTES, plan_border
 from .budget import Bounds
 from .demands import BaseDemand, ProposerDemand
 from .device_memory import DeviceMemory
+from .host_plan import HostPlan, plan_host
 from .kv_budget import (
     MIB,
     KvDemand,
     divide_kv,
-    divide_swap,
     kv_bytes_of,
     open_bytes_of,
     wanted_bytes,
@@ -29,7 +29,7 @@ from .kv_budget import (
 
 _ADVICE = (
     "Raise --memory-gib, or lower --max-model-len, --max-num-batched-tokens, --host-cache-gib, "
-    "--arena-gib, --kv-cache-gib or --tuning-bytes."
+    "--host-gib, --arena-gib, --kv-cache-gib or --tuning-bytes."
 )
 _HOST_LINE = (
     "this memory is used as requests and adapters come; set --kv-cache-gib, --arena-gib or "
@@ -55,8 +55,8 @@ class MemoryPlan:
     kv_groups: tuple[KvGroup, ...]
     kv_block_bytes: tuple[int, ...]
     """Of a block of each group."""
-    num_swap_slots: tuple[int, ...]
-    """Blocks of host memory per group; empty: preempted sequences are computed again."""
+    host: HostPlan
+    """What adapters and KV blocks have of host memory."""
     max_model_len: int
     """The longest sequence that fits; shorter than the model's only if the operator set no
     length."""
@@ -100,15 +100,15 @@ def plan_memory(
         border, groups = plan_border(pools.arena, base.kv, groups, max_model_len)
     if border is not None:
         lines.append(_border_line(border))
-    if config.swap_bytes:
-        lines.append(f"swap space on the host {_mib(config.swap_bytes)}")
+    host = plan_host(config, base.kv, num_blocks)
+    lines += host.lines(is_host=memory.is_host)
     if memory.is_host:
         lines.append(_HOST_LINE)
     return MemoryPlan(
         arena_bytes=pools.arena,
         kv_groups=groups,
         kv_block_bytes=tuple(demand.bytes_per_block for demand in base.kv),
-        num_swap_slots=divide_swap(config.swap_bytes, base.kv, num_blocks),
+        host=host,
         max_model_len=max_model_len,
         border=border,
         lines=lines,
@@ -165,7 +165,7 @@ def _divide(
     """Each pool takes its part of what the pools before it leave."""
     available = _available_bytes(config, memory, base, proposers)
     reserve = int(available * RESERVE_FRACTION)
-    host_bytes = config.host_cache_bytes + config.swap_bytes if memory.is_host else 0
+    host_bytes = config.all_host_bytes if memory.is_host else 0
     usable = available - reserve - base.activation_bytes - base.graph_bytes - host_bytes
     arena = _arena_bytes(config, usable, is_host=memory.is_host)
     kv = _kv_bytes(config, base, proposers, usable - arena, is_host=memory.is_host)
@@ -250,7 +250,7 @@ def _shortage(
     arena = config.arena_bytes
     if arena is None:
         arena = int(kv * ARENA_FRACTION / (1 - ARENA_FRACTION))
-    host_bytes = config.host_cache_bytes + config.swap_bytes if memory.is_host else 0
+    host_bytes = config.all_host_bytes if memory.is_host else 0
     used = kv + arena + base.activation_bytes + base.graph_bytes + host_bytes
     loaded = base.weight_bytes + proposers.loaded_bytes
     needed = loaded + int(used / (1 - RESERVE_FRACTION))
@@ -290,8 +290,8 @@ def _lines(
         yield f"left for trainers {_mib(config.trainer_bytes)}"
     yield f"reserve {_mib(pools.reserve)}, activations of a full step {activations}"
     yield f"adapter arena {_mib(pools.arena)}"
-    if memory.is_host:
-        yield f"host cache {_mib(config.host_cache_bytes)}"
+    if memory.is_host and config.host_bytes is None:
+        yield f"host cache {_mib(config.adapter_host_bytes)}"
     drafters = {
         "draft model": (proposers.model_bytes, proposers.kv_block_bytes),
         "EAGLE head": (proposers.eagle_bytes, proposers.eagle_block_bytes),

@@ -173,5 +173,9 @@ class EngineStats:
     """The size of the KV blocks that requests and prefixes can have now."""
     num_border_moves: int = 0
     """How often the border between the two was moved by a step."""
+    host_cache_bytes: int = 0
+    """The size of host memory for adapters now."""
+    num_host_border_moves: int = 0
+    """How often the border in host memory was moved by a step."""
     ranks: list[RankStats] = field(default_factory=list)
     """The processes of a tensor-parallel group, in the order of the ranks; empty without one."""

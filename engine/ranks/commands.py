@@ -19,6 +19,7 @@ from ..config import EngineConfig
 from ..kv.layout import (
     CopyBlock,
     GiveBackBlocks,
+    GiveUpSlots,
     KvGroup,
     KvOperation,
     SwapIn,
@@ -338,7 +339,7 @@ def kv_command(operation: KvOperation) -> ZeroKv | CopyKv | SwapKvOut | SwapKvIn
             return SwapKvOut(operation)
         case SwapIn():
             return SwapKvIn(operation)
-        case GiveBackBlocks():
+        case GiveBackBlocks() | GiveUpSlots():
             raise AssertionError("in a group of ranks the border is fixed")
         case _:
             raise AssertionError("a group of ranks has no prefixes on disk")

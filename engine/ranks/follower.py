@@ -132,7 +132,7 @@ class Follower:
         reader = BlockReader(base.part, prepare=prepare, pace=self._pace)
         self.host = FollowerHost(
             reader,
-            config.host_cache_bytes,
+            config.adapter_host_bytes,
             base.dtype,
             page_locked=base.device.type == "cuda",
         )

@@ -38,7 +38,7 @@ def describe_engine(
         num_kv_blocks=plan.num_kv_blocks,
         kv_block_size=config.kv_block_size,
         arena_bytes=plan.arena_bytes,
-        host_cache_bytes=config.host_cache_bytes,
+        host_cache_bytes=plan.host.adapter_bytes,
         max_num_seqs=config.max_num_seqs,
         memory_plan=plan.lines,
         proposers=[] if base.has_states else config.proposers,

@@ -104,6 +104,8 @@ class Statistics:
             arena_bytes=manager.arena_bytes,
             kv_cache_bytes=self._bytes_of(map(parts.kv.num_usable, self._kv_groups)),
             num_border_moves=parts.border.num_moves if parts.border else 0,
+            host_cache_bytes=manager.host_bytes,
+            num_host_border_moves=parts.host_border.num_moves if parts.host_border else 0,
             ranks=self._ranks.read(),
             **self._disk(),
         )

@@ -75,6 +75,8 @@ STATS = EngineStats(
     num_disks_off=1,
     arena_bytes=61,
     kv_cache_bytes=62,
+    host_cache_bytes=64,
+    num_host_border_moves=65,
     num_border_moves=63,
     utilization=UtilizationStats(15.0, 16.0, 17.0, 0.5, 0.25, 18.0, 19.0),
     tenant_service=[("acme", 20), (OTHER_TENANTS, 21)],
@@ -245,6 +247,8 @@ def test_the_engines_figures_are_passed_on(recorded: Recorded) -> None:
     assert recorded.value("arena_bytes") == 61
     assert recorded.value("kv_cache_bytes") == 62
     assert recorded.value("memory_border_moves_total") == 63
+    assert recorded.value("host_cache_bytes") == 64
+    assert recorded.value("host_memory_border_moves_total") == 65
     assert recorded.value("prefix_cache_query_tokens_total") == 13
     assert recorded.value("prefix_cache_hit_tokens_total") == 7
     assert recorded.value("memory_bandwidth_utilization_ratio") == 0.5

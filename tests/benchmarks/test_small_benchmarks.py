@@ -135,12 +135,14 @@ def test_the_moving_border_is_compared_with_every_fixed_one(
 ) -> None:
     monkeypatch.setattr(bench_border, "PARTS", (1 / 8, 3 / 4))
     assert bench_border.main(["--seconds", "8", "--turn", "2"]) in (0, 1)
-    rows = last_line(capsys)["rows"]
-    assert list(rows) == list(bench_border.TRAFFICS)
-    for row in rows.values():
-        assert row["best_fixed_ms"] == min(row["fixed_ms"].values())
-        assert row["ratio"] == pytest.approx(row["moving_ms"] / row["best_fixed_ms"], rel=0.01)
-    many = rows["many adapters"]
+    of_memories = last_line(capsys)["rows"]
+    assert list(of_memories) == ["device", "host"]
+    for rows in of_memories.values():
+        assert list(rows) == list(bench_border.TRAFFICS)
+        for row in rows.values():
+            assert row["best_fixed_ms"] == min(row["fixed_ms"].values())
+            assert row["ratio"] == pytest.approx(row["moving_ms"] / row["best_fixed_ms"], rel=0.01)
+    many = of_memories["device"]["many adapters"]
     assert many["fixed_ms"]["0.75"] < many["fixed_ms"]["0.125"]
     assert many["moves"] > 0
 

@@ -304,7 +304,7 @@ def test_what_was_read_of_a_damaged_block_is_erased_on_the_host(
         start = num_slots * 2048 + slot * (BLOCK_BYTES + 2 * 16)
         corrupt(tmp_path, first=start + BLOCK_BYTES // 2 + 16, last=start + BLOCK_BYTES)
     engine = make_engine(tiny_base, tmp_path)
-    host = engine.core.parts.runner.cache._host_tensors[0]
+    host = engine.core.parts.runner.cache._host[0].tensors
     for tensor in host:
         tensor.zero_()
     assert ask(engine, PROMPT) == (first, 0)
@@ -571,7 +571,7 @@ def test_a_crowd_has_the_tokens_of_requests_alone(
 @pytest.mark.parametrize(
     ("config", "param", "message"),
     [
-        ({"prefix_disk_bytes": 1}, "prefix_disk_bytes", "requires --swap-gib"),
+        ({"prefix_disk_bytes": 1}, "prefix_disk_bytes", "requires --host-gib or --swap-gib"),
         ({"prefix_disk_dir": "x"}, "prefix_disk_dir", "requires --prefix-disk-gib"),
         (
             {"prefix_disk_bytes": 1, "swap_bytes": 1, "prefix_caching": False},

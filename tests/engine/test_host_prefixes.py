@@ -208,7 +208,7 @@ def places(cached: CachedBlocks) -> dict[AdapterKey | None, list[int]]:
 def cache_tensors(engine: LocalEngine) -> tuple[list[Tensor], list[Tensor]]:
     """Keys and values of all layers, on the device and on the host."""
     cache = engine.core.parts.runner._cache
-    return cache._tensors[0], cache._host_tensors[0]
+    return cache._tensors[0], cache._host[0].tensors
 
 
 def test_one_tenant_leaves_the_others_their_part_of_the_host(

@@ -223,12 +223,49 @@ def test_layers_with_windows_alone_serve_sequences_longer_than_what_they_hold() 
         plan_for(EngineConfig("m", kv_cache_bytes=12 * MIB), DEVICE, LIMITED)
 
 
+def test_host_memory_of_adapters_and_kv_blocks_has_a_border_with_floors() -> None:
+    plan = plan_for(EngineConfig("m", host_bytes=512 * MIB), DEVICE)
+    host, shared = plan.host, plan.host.shared
+    assert shared is not None
+    bounds = shared.bounds
+    assert bounds.total == 512 * MIB
+    assert host.adapter_bytes == 256 * MIB
+    assert bounds.least_adapters == bounds.least_kv == 32 * MIB
+    assert host.num_slots == (480 * MIB // plan.kv_block_bytes[0],)
+    assert any("512.0 MiB: adapters 32.0 to 480.0 MiB" in line for line in plan.lines)
+
+
+def test_slots_of_windows_are_beside_the_memory_that_moves() -> None:
+    config = EngineConfig("m", max_num_seqs=10, max_num_batched_tokens=64, host_bytes=600 * MIB)
+    plan = plan_for(config, DEVICE, *WHOLE, WINDOWED)
+    shared = plan.host.shared
+    assert shared is not None
+    windowed = plan.host.num_slots[1] * plan.kv_block_bytes[1]
+    assert 0 < windowed < 300 * MIB
+    assert 600 * MIB - windowed - MIB < shared.bounds.total <= 600 * MIB - windowed
+    assert shared.group == 0
+
+
+def test_host_memory_is_divided_once_where_no_layer_sees_all() -> None:
+    plan = plan_for(EngineConfig("m", host_bytes=200 * MIB), DEVICE, WINDOWED)
+    assert plan.host.shared is None
+    assert plan.host.adapter_bytes == plan.host.kv_bytes == 100 * MIB
+    assert plan.host.num_slots != ()
+
+
+def test_on_the_host_all_of_its_memory_is_counted() -> None:
+    plan = plan_for(EngineConfig("m", host_bytes=300 * MIB), HOST)
+    parts = plan_for(EngineConfig("m", host_cache_bytes=200 * MIB, swap_bytes=100 * MIB), HOST)
+    assert plan.arena_bytes == parts.arena_bytes
+    assert plan.num_kv_blocks == parts.num_kv_blocks
+
+
 def test_swap_space_has_slots_in_the_proportion_of_the_blocks() -> None:
     config = EngineConfig("m", max_num_seqs=10, max_num_batched_tokens=64, swap_bytes=300 * MIB)
     plan = plan_for(config, DEVICE, *WHOLE, WINDOWED)
-    assert plan.num_swap_slots == tuple(g.num_usable // 2 for g in plan.kv_groups)
+    assert plan.host.num_slots == tuple(g.num_usable // 2 for g in plan.kv_groups)
     assert any("300.0 MiB" in line for line in plan.lines)
-    assert plan_for(EngineConfig("m"), DEVICE, WINDOWED).num_swap_slots == ()
+    assert plan_for(EngineConfig("m"), DEVICE, WINDOWED).host.num_slots == ()
     on_host = plan_for(config, DeviceMemory(3000 * MIB, is_host=True), *WHOLE, WINDOWED)
     assert on_host.arena_bytes == (2700 - 100 - 300 - 1024) * MIB // 4
 

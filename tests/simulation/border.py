@@ -1,4 +1,4 @@
-"""A border that moves at random, within the bounds and far more often than a real one."""
+"""Borders that move at random, within the bounds and far more often than a real one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.memory.border import Border
 from loraplex.engine.memory.budget import Bounds, Budget
+from loraplex.engine.memory.host_border import HostBorder
+from loraplex.engine.memory.host_plan import SharedHostMemory
 from loraplex.engine.scheduling.scheduler import Scheduler
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.manager import FakeArena
@@ -55,6 +57,52 @@ def draw_border(
     )
     moving = KvGroup(first.layers, None, 0, first.num_blocks, num_more=num_more, num_less=num_less)
     return bounds, (moving, *groups[1:])
+
+
+def draw_host_memory(
+    seed: int, groups: tuple[KvGroup, ...], num_slots: tuple[int, ...], host_cells: int
+) -> tuple[SharedHostMemory | None, tuple[int, ...]]:
+    """Let the host slots of the group that sees everything come and go, for some of the seeds.
+
+    `num_slots`: of each group, at the start.
+    """
+    is_drawn = seed % 8 == 0 or seed % 13 in (0, 8)
+    if not is_drawn or groups[0].window is not None or num_slots[0] < 2:
+        return None, num_slots
+    rng = Random(-seed - 2)
+    adapter_bytes = host_cells * FakeArena.element_bytes
+    bounds = Bounds(
+        total=adapter_bytes + num_slots[0] * BLOCK_BYTES,
+        least_adapters=host_cells // rng.randint(2, 4) * FakeArena.element_bytes,
+        least_kv=BLOCK_BYTES * rng.randint(1, num_slots[0]),
+        step=BLOCK_BYTES * rng.choice((1, 2, 4)),
+    )
+    shared = SharedHostMemory(bounds, 0, BLOCK_BYTES)
+    return shared, (shared.num_slots, *num_slots[1:])
+
+
+def open_host_border(
+    memory: SharedHostMemory,
+    *,
+    seed: int,
+    adapter_bytes: int,
+    block_size: int,
+    kv: KvBlocks,
+    manager: AdapterManager[Any],
+    costs: StepCosts,
+    clock: Callable[[], float],
+) -> HostBorder:
+    border = HostBorder(
+        memory,
+        adapter_bytes=adapter_bytes,
+        kv=kv,
+        block_size=block_size,
+        manager=manager,
+        costs=costs,
+        clock=clock,
+    )
+    border._budget = DrawnBudget(memory.bounds, adapter_bytes, clock(), Random(seed))
+    return border
 
 
 def open_border(

@@ -17,6 +17,7 @@ from loraplex.engine.kv.layout import (
     EraseOnDisk,
     FromDisk,
     GiveBackBlocks,
+    GiveUpSlots,
     KvGroup,
     KvOperation,
     SwapIn,
@@ -100,6 +101,9 @@ class FakeDevice:
         self.touched: list[set[int]] = [set() for _ in groups]
         """By group, the blocks that take memory: those filled since they were given back."""
         self.slots: list[dict[int, list[int]]] = [{} for _ in groups]
+        """By group and place, the contents of host slots."""
+        self._places: list[dict[int, int]] = [{} for _ in groups]
+        """By group, of the slots whose place is not the one of their number."""
         self.counts: Counter[str] = Counter()
         self.num_moved_blocks = 0
         """Between host and device, before the last step."""
@@ -110,6 +114,23 @@ class FakeDevice:
     def block(self, group: int, block_id: int) -> list[int]:
         start = block_id * self._block_size
         return self.cells[group][start : start + self._block_size]
+
+    def place(self, group: int, slot: int) -> int:
+        return self._places[group].get(slot, slot)
+
+    def lose_places(self, group: int, end: int) -> None:
+        """Others have the memory of the host places before `end`."""
+        for place in range(end):
+            self.slots[group][place] = [ZERO] * self._block_size
+
+    def _give_up(self, operation: GiveUpSlots) -> None:
+        group, slots = operation.group, self.slots[operation.group]
+        self.counts["slots_given_up"] += len(operation.host_slots)
+        for place, slot in enumerate(operation.host_slots, operation.first_place):
+            slot_of = {each: number for number, each in self._places[group].items()}
+            freed, other = self.place(group, slot), slot_of.get(place, place)
+            slots[freed], slots[place] = slots.get(place, []), slots.get(freed, [])
+            self._places[group].update({other: freed, slot: place})
 
     def launch(self, work: Callable[[], None]) -> None:
         """Queue work behind all that was launched before."""
@@ -161,17 +182,19 @@ class FakeDevice:
                     self.counts["copies"] += 1
                 case SwapOut(group, block_ids, host_slots):
                     for block_id, slot in zip(block_ids, host_slots, strict=True):
-                        self.slots[group][slot] = self.block(group, block_id)
+                        self.slots[group][self.place(group, slot)] = self.block(group, block_id)
                     self.counts["swaps_out"] += 1
                 case SwapIn(group, host_slots, block_ids):
                     for slot, block_id in zip(host_slots, block_ids, strict=True):
-                        self._set_block(group, block_id, self.slots[group][slot])
+                        self._set_block(group, block_id, self.slots[group][self.place(group, slot)])
                     self.counts["swaps_in"] += 1
                 case ToDisk() | FromDisk() | EraseOnDisk():
                     self._use_disk(operation)
                 case GiveBackBlocks(group, block_ids):
                     for block_id in block_ids:
                         self._set_block(group, block_id, [ZERO] * self._block_size)
+                case GiveUpSlots():
+                    self._give_up(operation)
                 case _:
                     assert_never(operation)
 
@@ -179,11 +202,13 @@ class FakeDevice:
         assert self._disk is not None, "there is no disk"
         match operation:
             case ToDisk(group, source, is_on_host):
-                found = self.slots[group][source] if is_on_host else self.block(group, source)
+                place = self.place(group, source)
+                found = self.slots[group][place] if is_on_host else self.block(group, source)
                 self._disk.write(operation, list(found))
             case FromDisk(group, _, host_slot):
+                place = self.place(group, host_slot)
                 self._disk.read(
-                    operation, lambda values: self.slots[group].__setitem__(host_slot, values)
+                    operation, lambda values: self.slots[group].__setitem__(place, values)
                 )
             case EraseOnDisk():
                 self._disk.erase(operation)
@@ -303,7 +328,7 @@ def _waits_for_copies(operation: KvOperation) -> bool:
     match operation:
         case ToDisk():
             return operation.is_on_host
-        case FromDisk() | EraseOnDisk():
+        case FromDisk() | EraseOnDisk() | GiveUpSlots():
             return True
         case _:
             return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import AdapterManager
@@ -16,6 +17,7 @@ from loraplex.engine.execution.pipeline import Pipeline, StepsInFlight
 from loraplex.engine.execution.stage_pipeline import StagePipeline
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.memory.host_plan import SharedHostMemory
 from loraplex.engine.messages import (
     EvictionReceipt,
     FinishReason,
@@ -30,7 +32,7 @@ from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.manager import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
-from .border import open_border
+from .border import open_border, open_host_border
 from .contents import STOP_TOKEN, Contents
 from .device import FakeDevice
 from .disk import FakeDisk
@@ -77,6 +79,10 @@ class SimulatedEngine:
         )
         if disk is not None:
             self.kv.use_disk(disk, scenario.num_disk_slots, scenario.limits.kv_block_bytes)
+        self.host_border = None
+        if shared := scenario.host_memory:
+            self.host.reserved = shared.bounds.most_adapters // FakeArena.element_bytes
+            self.host.on_grow = partial(self._take_slots, shared)
         self.contents: dict[str, Contents] = {}
         self.draft_tokens = DrawnTokens(scenario, self.contents)
         self.readings = Readings()
@@ -98,6 +104,17 @@ class SimulatedEngine:
                 kv=self.kv,
                 manager=self.manager,
                 scheduler=self.scheduler,
+                costs=self.costs,
+                clock=clock,
+            )
+        if scenario.host_memory:
+            self.host_border = open_host_border(
+                scenario.host_memory,
+                seed=scenario.seed,
+                adapter_bytes=self.host.capacity_bytes,
+                block_size=scenario.limits.block_size,
+                kv=self.kv,
+                manager=self.manager,
                 costs=self.costs,
                 clock=clock,
             )
@@ -140,6 +157,12 @@ class SimulatedEngine:
         self._on_batch = on_batch
         self._clock = clock
         self._on_end = on_end
+
+    def _take_slots(self, shared: SharedHostMemory, capacity_bytes: int) -> None:
+        """Adapters have what is before `capacity_bytes` in host memory, of which the slots have the
+        end."""
+        num_left = (shared.bounds.total - capacity_bytes) // shared.slot_bytes
+        self.device.lose_places(shared.group, shared.num_slots - num_left)
 
     def _open_pipeline(self, num_stages: int) -> StepsInFlight[Rows]:
         if num_stages == 1:
@@ -218,6 +241,8 @@ class SimulatedEngine:
         self.manager.poll()
         if self.border:
             self.border.poll()
+        if self.host_border:
+            self.host_border.poll()
         self._reap_if_due()
         if self.kv.disk:
             self.kv.disk.poll()

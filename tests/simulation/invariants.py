@@ -479,6 +479,7 @@ class Checks:
         self._check_blocks(live)
         self._check_leases(live)
         self._check_memory()
+        self._check_host_memory()
         self._check_delivery(live)
         self._check_drains()
         self._check_progress(batch)
@@ -591,6 +592,23 @@ class Checks:
         taken += arena.capacity * arena.element_bytes
         require(taken <= bounds.total, Invariant.MEMORY, f"{taken} of {bounds.total} bytes")
 
+    def _check_host_memory(self) -> None:
+        """Adapters and KV blocks together never have more than the memory, and each side has its
+        floor."""
+        shared, host = self._world.scenario.host_memory, self._engine.host
+        if shared is None:
+            return
+        bounds, num_slots = shared.bounds, self._kv.groups[shared.group].host.num_slots
+        taken = host.capacity_bytes + num_slots * shared.slot_bytes
+        require(taken <= bounds.total, Invariant.MEMORY, f"{taken} of {bounds.total} bytes")
+        require(host.used <= host.capacity, Invariant.MEMORY, f"{host.used} cells on the host")
+        require(
+            host.capacity_bytes >= bounds.least_adapters
+            and num_slots >= bounds.least_kv // shared.slot_bytes,
+            Invariant.MEMORY,
+            f"adapters have {host.capacity_bytes} bytes, KV blocks {num_slots} slots: {bounds}",
+        )
+
     def _check_leases(self, live: list[Request]) -> None:
         mine = {request.request_id for request in live if request.lease}
         mine |= self._scheduler._leases.late.keys()
@@ -691,7 +709,9 @@ class Checks:
                     self._audit_prefix(group, prefix, device.block(index, block_id))
             for slot, prefix in group.host.prefixes._prefixes.items():
                 if (SwapOut, index, slot) not in moving:
-                    self._audit_prefix(group, prefix, device.slots[index][slot])
+                    self._audit_prefix(
+                        group, prefix, device.slots[index][device.place(index, slot)]
+                    )
         self._audit_disk()
 
     def _audit_disk(self) -> None:
@@ -733,9 +753,9 @@ class Checks:
     ) -> Callable[[Prefix], int | None]:
         """Let a tenant with its part of these slots displace nobody else's prefix."""
         prefixes = host.prefixes
-        most = max(int(self._limits.tenant_cap * host.num_slots), 1)
 
         def watched(prefix: Prefix) -> int | None:
+            most = max(int(self._limits.tenant_cap * host.num_slots), 1)
             tenant_id = prefix.namespace.tenant_id
             num_own, num_all = len(prefixes.slots_of(tenant_id)), len(prefixes)
             slot = store(prefix)

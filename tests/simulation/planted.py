@@ -47,6 +47,7 @@ from loraplex.engine.kv.sequence_blocks import BlockTable, SequenceBlocks, block
 from loraplex.engine.kv.shared_prefixes import SharedPrefixes
 from loraplex.engine.kv.state_blocks import StateBlocks
 from loraplex.engine.memory.border import Border
+from loraplex.engine.memory.host_border import HostBorder
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.adapter_leases import AdapterLeases
 from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
@@ -75,6 +76,7 @@ LIKELY_SEEDS = {
     "charges_again_what_is_computed_again": 4,
     "compacts_in_place": 4,
     "confirms_deletions_before_the_bytes_are_zero": 3,
+    "counts_half_a_slot_as_one": 73,
     "deletes_adapters_under_a_step_in_flight": 19,
     "displaces_under_a_step_in_flight": 9,
     "drains_without_a_deadline": 17,
@@ -89,6 +91,7 @@ LIKELY_SEEDS = {
     "hits_without_states": 2,
     "holds_a_prefix_on_the_host_while_it_waits": 3,
     "leases_what_moves": 58,
+    "moves_slots_that_are_filled": 88,
     "moves_without_a_new_row": 11,
     "preempts_for_drafts": 3,
     "preempts_under_a_step_in_flight": 10,
@@ -1224,3 +1227,39 @@ def evicts_pinned_adapters_for_the_cache(evict: Any, self: ArenaPlanner[Any], ca
     """The cache needs the memory more."""
     idle = [record for record in self.occupants if record.is_idle]
     return self._evict(idle[:1], Departure.KV)
+
+
+# --- the border in host memory --------------------------------------------------------------------
+
+
+@_plant(GroupBlocks, "withdraw_slots")
+def keeps_the_places_of_withdrawn_slots(withdraw: Any, self: GroupBlocks, count: int) -> None:
+    """Nobody uses them."""
+    self.host.withdraw(count)
+
+
+@_plant(HostBorder, "_num_slots_beside")
+def counts_half_a_slot_as_one(beside: Any, self: HostBorder, adapter_bytes: int) -> int:
+    """Memory that is left over is wasted."""
+    return -(-(self._bounds.total - adapter_bytes) // self._slot_bytes)
+
+
+@_plant(HostBorder, "_num_to_spare")
+def moves_slots_that_are_filled(to_spare: Any, self: HostBorder) -> int:
+    """They are held, so they stay in use."""
+    return self._group.host.num_free
+
+
+@_plant(HostBorder, "_restore")
+def restores_slots_that_adapters_have(restore: Any, self: HostBorder) -> None:
+    """Adapters give up their end in time."""
+    self._group.host.restore(self._group.host.num_withdrawn)
+
+
+@_plant(HostBorder, "_hand_over")
+def takes_what_adapters_have_at_once(hand_over: Any, self: HostBorder) -> None:
+    """What lies there will be evicted soon."""
+    hand_over(self)
+    excess = self._num_slots - self._num_slots_beside(self._budget.adapter_bytes)
+    if excess < 0:
+        self._group.host.restore(min(-excess, self._group.host.num_withdrawn))

@@ -11,12 +11,13 @@ from random import Random
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.layout import STATE_WINDOW, KvGroup
 from loraplex.engine.memory.budget import Bounds
+from loraplex.engine.memory.host_plan import SharedHostMemory
 from loraplex.engine.messages import LatencyTargets
 from loraplex.engine.model.rope import RotaryContexts
 from loraplex.engine.scheduling.scheduler import SchedulerLimits
 from loraplex.kernels.attention_window import AttentionWindow
 
-from .border import draw_border
+from .border import draw_border, draw_host_memory
 from .device import StepSeconds
 
 ARENA_CELLS = 16
@@ -42,7 +43,10 @@ class Scenario:
     groups: tuple[KvGroup, ...]
     border: Bounds | None
     """How far the border between KV blocks and arena moves; None: it is fixed."""
+    host_memory: SharedHostMemory | None
+    """What adapters and KV blocks share on the host; None: each has its own."""
     num_swap_slots: tuple[int, ...]
+    """Per group, at most."""
     num_disk_slots: tuple[int, ...]
     """Per group; empty: no prefix goes to the disk."""
     prefix_caching: bool
@@ -105,22 +109,25 @@ class Scenario:
         arena_cells = ARENA_CELLS * rng.choice((1, 2, 2))
         border, groups = draw_border(seed, groups, arena_cells, -(-max_model_len // block_size))
         tenants, sizes = _draw_tenants(rng, arena_cells)
-        num_swap_slots = _draw_swap_slots(rng, groups)
+        drawn_slots = _draw_swap_slots(rng, groups)
         prefix_caching = rng.random() < 0.8
-        has_disk = prefix_caching and any(num_swap_slots)
+        has_disk = prefix_caching and any(drawn_slots)
+        host_cells = rng.randint(arena_cells, 5 * arena_cells)
+        host_memory, num_swap_slots = draw_host_memory(seed, groups, drawn_slots, host_cells)
         return cls(
             seed=seed,
             limits=limits,
             rotary_contexts=_draw_contexts(seed, max_model_len),
             groups=groups,
             border=border,
+            host_memory=host_memory,
             num_swap_slots=num_swap_slots,
             num_disk_slots=_draw_disk_slots(seed, groups) if has_disk else (),
             prefix_caching=prefix_caching,
             tenants=tenants,
             adapter_sizes=sizes,
             arena_cells=arena_cells,
-            host_cells=rng.randint(arena_cells, 5 * arena_cells),
+            host_cells=host_cells,
             arrivals=rng.choice((0.1, 0.3, 0.6, 1.2)),
             hostility=rng.choice((0.5, 1.0, 2.0)),
             mishaps=rng.choice((0.0, 0.05, 0.2)),

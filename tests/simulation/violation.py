@@ -30,7 +30,7 @@ class Invariant(StrEnum):
     PRIORITY = (
         "I21 a request gives way only to one of its tenant with a higher priority and less rank"
     )
-    MEMORY = "I22 the KV blocks and the arena together never take more than the memory"
+    MEMORY = "I22 two sides of a border never take more than the memory, and keep their floors"
     HANDED_OVER = "I23 nothing that was computed with a deleted adapter is sent or kept"
     BILLED = (
         "I24 each token is billed once, and as cached if the prompt's computation found it cached"

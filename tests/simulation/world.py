@@ -316,6 +316,8 @@ class World:
         for reason, count in engine.manager.reports.tier_stats().evictions.items():
             coverage[f"departures_{reason}"] += count
         coverage["border_moves"] += engine.border.num_moves if engine.border else 0
+        coverage["host_border_moves"] += engine.host_border.num_moves if engine.host_border else 0
+        coverage["host_slots_given_up"] += engine.device.counts["slots_given_up"]
         coverage["blocks_given_back"] += engine.device.counts["given_back"]
         coverage["moves"] += engine.manager.reports.tier_stats().num_moves
         coverage["leases_reaped"] += engine.manager.reports.tier_stats().num_leases_reaped

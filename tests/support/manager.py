@@ -14,6 +14,7 @@ import numpy.typing as npt
 from loraplex.adapters.block import PlacedExtra
 from loraplex.adapters.errors import ArenaTooSmall
 from loraplex.adapters.extents import Extent, ExtentAllocator, Placement
+from loraplex.adapters.ghosts import Ghosts
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import AdapterManager, Tier
 
@@ -73,6 +74,49 @@ class FakeHost:
         self.blocks: OrderedDict[AdapterKey, FakeBlock] = OrderedDict()
         self.in_use: set[AdapterKey] = set()
         self.changed: list[AdapterKey] = []
+        self.reserved = capacity
+        """The largest capacity."""
+        self.on_grow: Callable[[int], None] = lambda capacity_bytes: None
+        """Takes the memory away from others."""
+        self.ghosts: Ghosts[AdapterKey] = Ghosts()
+        self._most = capacity
+        """Less than the capacity while it shrinks."""
+        self._refused = 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.capacity * FakeArena.element_bytes
+
+    @property
+    def refused_bytes(self) -> int:
+        return self._refused * FakeArena.element_bytes
+
+    def remember_evicted(self, num_bytes: int) -> None:
+        self.ghosts.depth = num_bytes // FakeArena.element_bytes
+
+    def take_ghost(self, key: AdapterKey) -> bool:
+        return self.ghosts.take(key)
+
+    def resize(self, capacity_bytes: int) -> bool:
+        capacity = capacity_bytes // FakeArena.element_bytes
+        assert capacity <= self.reserved
+        self._most = capacity
+        if not self._evict_until(capacity):
+            return False
+        if capacity > self.capacity:
+            self.on_grow(capacity_bytes)
+        self.capacity = capacity
+        return True
+
+    def _evict_until(self, most: int) -> bool:
+        """Evict until no more is used; False: the rest is in use."""
+        while self.used > most:
+            victim = next((key for key in self.blocks if key not in self.in_use), None)
+            if victim is None:
+                return False
+            self.ghosts.add(victim, self.blocks[victim].num_elements)
+            self.remove(victim)
+        return True
 
     @property
     def used(self) -> int:
@@ -111,13 +155,11 @@ class FakeHost:
         size = self.files.get(path, FileNotFoundError(path))
         if isinstance(size, Exception):
             raise size
-        if size > self.capacity:
+        if size > self.reserved:
             raise ArenaTooSmall
-        while self.used + size > self.capacity:
-            victim = next((key for key in self.blocks if key not in self.in_use), None)
-            if victim is None:
-                return None
-            self.remove(victim)
+        if not self._evict_until(self._most - size):
+            self._refused = size
+            return None
         self.in_use.add(key)
         self.blocks[key] = FakeBlock(key, size)
         self.changed.append(key)

@@ -112,7 +112,7 @@ def check_crowd(
     core, stats = engine.core, engine.core.stats()
     assert num_parted <= (max_router_ties if core.parts.base.moe_layers else 0), num_parted
     assert stats.num_preemptions > 0, "the cache was meant to be too small"
-    assert (core.parts.scheduler.num_swaps > 0) == any(core.parts.plan.num_swap_slots)
+    assert (core.parts.scheduler.num_swaps > 0) == any(core.parts.plan.host.num_slots)
     assert stats.num_cached_tokens > 0, "the shared beginning was meant to be reused"
     assert stats.num_free_kv_blocks == core.info.num_kv_blocks, "blocks leaked"
     return {

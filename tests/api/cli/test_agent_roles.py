@@ -14,7 +14,7 @@ AGENT = ("--model", "base", "--certificates", "fleet")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--role", "decode"), "needs --swap-gib"),
+        (("--role", "decode"), "needs --host-gib or --swap-gib"),
         (("--role", "decode", "--swap-gib", "1", "--tensor-parallel-size", "2"), "tensor-parallel"),
         (("--role", "prefill", "--pipeline-parallel-size", "2"), "pipeline-parallel"),
         (("--role", "prefill", "--kv-policy", "h2o:64"), "h2o"),

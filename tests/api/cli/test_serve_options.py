@@ -111,6 +111,14 @@ def test_every_option_of_the_engine_reaches_it(started: Started) -> None:
     )
 
 
+def test_one_host_memory_replaces_its_two_parts(started: Started) -> None:
+    run("--host-gib", "3", "--prefix-disk-gib", "1")
+    assert started.config.host_bytes == 3 * GIB
+    ended = CliRunner().invoke(serve.app, ["--model", "m", "--host-gib", "3", "--swap-gib", "1"])
+    assert ended.exit_code != 0
+    assert "part of --host-gib" in str(ended.exception)
+
+
 def test_without_options_the_engine_has_its_defaults_and_drafts(started: Started) -> None:
     run()
     assert started.config == EngineConfig(model="base", speculation=("ngram",))

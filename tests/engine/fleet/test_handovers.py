@@ -54,7 +54,7 @@ from support.fake_client import (
 )
 from support.fake_engine import HANG
 from support.families import SERVED, VOCAB_SIZE, save_family
-from support.small_fleet import SmallFleet
+from support.small_fleet import RunningAgent, SmallFleet
 
 READY, REFUSING = ReplicaState.READY, ReplicaState.REFUSING
 PREFILL, DECODE, BOTH = ReplicaRole.PREFILL, ReplicaRole.DECODE, ReplicaRole.BOTH
@@ -653,3 +653,69 @@ async def test_two_real_replicas_answer_as_one_engine(
     # Of each prompt at least five blocks of 16 tokens; keys and values of two layers and heads.
     token_bytes = 2 * 2 * 2 * 16 * (4 if kv_dtype == "auto" else 1)
     assert 3 * 80 * token_bytes <= got.num_bytes <= 3 * 112 * 2 * token_bytes
+
+
+@pytest.mark.slow
+@in_loop
+async def test_a_restarted_owner_gives_another_replica_a_prefix_from_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handovers, "MIN_TOKENS", 32)
+    base = save_family(tmp_path / "base", *SERVED["llama"])
+    config = EngineConfig(
+        str(base),
+        device="cpu",
+        dtype="float32",
+        num_threads=1,
+        kv_cache_bytes=4 << 20,
+        arena_bytes=4 << 20,
+        host_bytes=8 << 20,
+    )
+    with_disk = replace(
+        config, prefix_disk_bytes=8 << 20, prefix_disk_dir=str(tmp_path / "prefixes")
+    )
+    prompt = [3 + (7 * j + j * j) % (VOCAB_SIZE - 3) for j in range(150)]
+    sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    small = SmallFleet(tmp_path)
+    async with asyncio.timeout(300):
+        try:
+            owner = await small.add_agent("p", PREFILL, with_disk)
+            fleet = small.add_api_server()
+            await fleet.start()
+            await until(lambda: is_ready(fleet, "p"))
+            first = await collect(fleet.submit(GenerationRequest("a", "acme", prompt, sampling)))
+            await until(lambda: num_on_disk(owner) >= len(prompt) // config.kv_block_size)
+            process = owner.engine.pid
+            kill(owner.engine)
+            await until(lambda: owner.engine.pid not in (None, process))
+            await small.add_agent("d", DECODE, config)
+            await until(lambda: is_ready(fleet, "p") and is_ready(fleet, "d"))
+            handed = spied_handovers(fleet)
+            long = replace(sampling, max_tokens=400)
+            busy = asyncio.create_task(
+                collect(fleet.submit(GenerationRequest("busy", "acme", prompt[:3], long)))
+            )
+            await until(lambda: open_at(fleet, "d") == {"busy"})
+            second = await collect(fleet.submit(GenerationRequest("b", "acme", prompt, sampling)))
+            await busy
+            await until(lambda: num_from_disk(owner) > 0 and num_from_host(small) > 0)
+        finally:
+            await small.close()
+    assert handed == [("b", "p", "d")]
+    assert tokens_of(second) == tokens_of(first)
+    (started,) = [event for event in second if isinstance(event, RequestStarted)]
+    assert started.replica == "d"
+    assert started.num_cached_tokens >= 128, "the owner had them from its disk"
+
+
+def is_ready(fleet: Fleet, name: str) -> bool:
+    return any(link.id == name and link.state is READY for link in fleet.links)
+
+
+def num_on_disk(agent: RunningAgent) -> int:
+    """Blocks that the engine's process has written."""
+    return agent.engine.stats.num_blocks_to_disk if agent.engine.stats else 0
+
+
+def num_from_disk(agent: RunningAgent) -> int:
+    return agent.engine.stats.num_blocks_from_disk if agent.engine.stats else 0

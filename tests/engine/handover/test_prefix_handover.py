@@ -365,7 +365,7 @@ def test_a_deletion_reaches_what_was_handed_over(tmp_path: Path) -> None:
     engines.give(waiting, pieces)
     assert sum(kv.host_counts) == 0
     cache = engines.decode.core.parts.runner._cache
-    used = [tensor[:, :16].abs().sum() for group in cache._host_tensors for tensor in group]
+    used = [tensor[:, :16].abs().sum() for group in cache._host for tensor in group.tensors]
     assert all(total == 0 for total in used), "the pages are zero"
 
 
