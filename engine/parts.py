@@ -72,6 +72,7 @@ class EngineParts:
     border: Border | None
     """Moves memory between KV cache and arena; None: the border is fixed."""
     cost: ModelCost
+    costs: StepCosts
     """Bytes and operations of a step."""
     utilization: Utilization
     cpu_threads: CpuThreads
@@ -157,6 +158,7 @@ def _open_parts(
         num_swap_slots=plan.num_swap_slots,
         num_open_slots=plan.num_open_slots,
         tenant_cap=config.tenant_cap,
+        clock=clock,
     )
     disk: DiskStore | None = None
     if config.prefix_disk_bytes:
@@ -196,6 +198,7 @@ def _open_parts(
         scheduler=scheduler,
         border=_open_border(config, plan, kv, tiers, scheduler, costs, clock),
         cost=model_cost(base, _kv_reads(config, base, plan)),
+        costs=costs,
         utilization=utilization,
         cpu_threads=open_cpu_threads(base.device, clock()),
         is_async=_is_async(config, base, speculation),
