@@ -263,6 +263,12 @@ class Metering:
                 prompt_tokens=charge.prompt_tokens,
                 completion_tokens=charge.completion_tokens,
             )
+            self._metrics.usage.observe_resources(
+                account.tenant_slug,
+                step_seconds=charge.used.step_seconds,
+                kv_byte_seconds=charge.used.kv_byte_seconds,
+                loaded_bytes=charge.used.loaded_bytes,
+            )
 
     def _check_share(self, tenant_id: str, num_slots: int) -> None:
         """No tenant may hold more slots than remain free, so no tenant can fill the journal.

@@ -15,6 +15,10 @@ class Used(msgspec.Struct, frozen=True, array_like=True):
     loaded_bytes: int = 0
     fetched_bytes: int = 0
 
+    @property
+    def step_seconds(self) -> float:
+        return self.step_nanoseconds / 1e9
+
     @classmethod
     def of(cls, resources: Resources) -> Used:
         return cls(
