@@ -192,6 +192,7 @@ class Loads(Generic[BlockT]):
         self._records.enter(record, State.RESIDENT)
         self.num_loads += 1
         self.num_loaded_elements += record.num_placed
+        record.num_unclaimed_bytes = record.num_placed * self._arena.element_bytes
         if record.is_reload:
             self.reload_seconds += record.load_seconds
 

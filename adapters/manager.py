@@ -284,6 +284,15 @@ class AdapterManager(Generic[BlockT]):
         record = self._records.resident(key)
         return record.load_seconds if record is not None else 0.0
 
+    def claim_load(self, key: AdapterKey) -> int:
+        """The bytes that the load of this resident adapter copied to the device; 0 if it was
+        claimed before. So each load is claimed once, by the first that uses it."""
+        record = self._records.resident(key)
+        if record is None:
+            return 0
+        num_bytes, record.num_unclaimed_bytes = record.num_unclaimed_bytes, 0
+        return num_bytes
+
     def leased_share(self, tenant_id: str) -> float:
         """The part of the arena under leases of this tenant's requests."""
         return self._leases.elements_of(tenant_id) / self._arena.capacity

@@ -118,6 +118,8 @@ class Record(Generic[BlockT]):
     backoff_seconds: float = 0.0
     """The back-off after the last failure; it doubles with each consecutive failure."""
     retry_at: float = 0.0
+    num_unclaimed_bytes: int = 0
+    """What its load copied to the device; 0 once a request was charged with it."""
     is_reload: bool = False
     """Whether a somewhat larger arena would still hold it; see `Ghosts`."""
     is_read_again: bool = False

@@ -23,6 +23,7 @@ from ..engine.tuning.devices import is_device_name
 from ..platform.accounts.models import MAX_ISSUER_LENGTH
 from ..platform.errors import InvalidValue, WebhookUrlInvalid
 from ..platform.networks import Network
+from ..platform.prices.cost_rates import CostRates, parse_rate
 from ..platform.secrets import (
     load_or_create_secret,
     load_secrets,
@@ -211,6 +212,12 @@ class Settings(BaseSettings):
     """Retention of stored responses, from the last one that continues them."""
     sample_days: Annotated[int, Option()] = Field(default=30, ge=0, le=3660)
     """How long tenants may keep samples of requests at most. 0: none are kept."""
+    cost_per_step_hour: Annotated[str, Option(metavar="AMOUNT")] = "0"
+    """What an hour of a replica's steps costs the operator, in the prices' currency: `2.50`."""
+    cost_per_kv_gib_hour: Annotated[str, Option(metavar="AMOUNT")] = "0"
+    """What holding a GiB of KV blocks for an hour costs the operator."""
+    cost_per_loaded_gib: Annotated[str, Option(metavar="AMOUNT")] = "0"
+    """What copying a GiB of adapters to the device costs the operator."""
     tuning: Annotated[bool, Option(), Unset("no jobs")] = False
     """Train adapters: fine-tuning jobs run on this server while the engine has little to do."""
     max_tuning_jobs: Annotated[int, Option()] = Field(default=1, ge=1, le=16)
@@ -267,6 +274,15 @@ class Settings(BaseSettings):
             parse_cpus(value)
         return value
 
+    @field_validator("cost_per_step_hour", "cost_per_kv_gib_hour", "cost_per_loaded_gib")
+    @classmethod
+    def _check_rate(cls, value: str) -> str:
+        try:
+            parse_rate(value)
+        except InvalidValue as exc:
+            raise ValueError(str(exc).rstrip(".")) from exc
+        return value
+
     @field_validator("oidc_issuer")
     @classmethod
     def _check_issuer(cls, value: str | None) -> str | None:
@@ -304,6 +320,15 @@ class Settings(BaseSettings):
             except WebhookUrlInvalid as exc:
                 raise ValueError(f"{host!r}: {exc}") from None
         return value
+
+    @property
+    def cost_rates(self) -> CostRates:
+        """What the engine's resources cost the operator."""
+        return CostRates(
+            per_step_hour=parse_rate(self.cost_per_step_hour),
+            per_kv_gib_hour=parse_rate(self.cost_per_kv_gib_hour),
+            per_loaded_gib=parse_rate(self.cost_per_loaded_gib),
+        )
 
     @property
     def webhook_policy(self) -> TargetPolicy:

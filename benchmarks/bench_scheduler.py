@@ -1,9 +1,9 @@
 """The host's time of a step, without a model: scheduling, the step's inputs, and bookkeeping.
 
 Schedule: choose what runs and allocate blocks. Bookkeeping, in addition: record what was computed,
-publish the blocks that it filled, append a token per sequence, end requests. Ended requests are
-replaced at once, so the batch stays full and the queue long. It measures the thread's own CPU time;
-garbage is collected as in the engine, between requests.
+publish the blocks that it filled, append a token per sequence, charge the seconds of the step, end
+requests. Ended requests are replaced at once, so the batch stays full and the queue long. It
+measures the thread's own CPU time; garbage is collected as in the engine, between requests.
 
 Long contexts, in addition: decode steps of full batches, with the inputs that the runner builds for
 an eager step of the CPU and for one replayed as a graph. The model is an empty function, the replay
@@ -115,6 +115,9 @@ class AllResident:
     def load_seconds(self, key: AdapterKey) -> float:
         return 0.0
 
+    def claim_load(self, key: AdapterKey) -> int:
+        return 0
+
     def leased_share(self, tenant_id: str) -> float:
         return 0.0
 
@@ -139,6 +142,7 @@ class Load:
         self._prompts, self._outputs = prompts, outputs
         self._text = [self._rng.randrange(32_000) for _ in range(prompts.stop)]
         self.groups = [KvGroup((0,), None, 0, num_blocks + 1)]
+        self.costs = StepCosts()
         self.scheduler = Scheduler(
             SchedulerLimits(
                 max_num_seqs=num_running,
@@ -151,7 +155,7 @@ class Load:
             ),
             kv=KvBlocks(self.groups, BLOCK, prefix_secret=bytes(range(32))),
             manager=AllResident(),
-            costs=StepCosts(),
+            costs=self.costs,
             clock=time.monotonic,
         )
         for _ in range(num_running + num_waiting):
@@ -188,6 +192,7 @@ class Load:
         for request in ended:
             self.scheduler.finish(request)
         self.scheduler.note_read(batch.sequences)
+        self.costs.charge(batch.sequences, 0.03)
         self.scheduler.observe(batch, 0.03)
         return len(ended)
 

@@ -76,6 +76,7 @@ class EngineParts:
     host_border: HostBorder | None
     """Moves host memory between adapters and KV blocks; None: the border is fixed."""
     cost: ModelCost
+    costs: StepCosts
     """Bytes and operations of a step."""
     utilization: Utilization
     cpu_threads: CpuThreads
@@ -161,6 +162,7 @@ def _open_parts(
         num_swap_slots=plan.host.num_slots,
         num_open_slots=plan.num_open_slots,
         tenant_cap=config.tenant_cap,
+        clock=clock,
     )
     disk: DiskStore | None = None
     if config.prefix_disk_bytes:
@@ -201,6 +203,7 @@ def _open_parts(
         border=_open_border(config, plan, kv, tiers, scheduler, costs, clock),
         host_border=_open_host_border(config, plan, kv, tiers, costs, clock),
         cost=model_cost(base, _kv_reads(config, base, plan)),
+        costs=costs,
         utilization=utilization,
         cpu_threads=open_cpu_threads(base.device, clock()),
         is_async=_is_async(config, base, speculation),

@@ -91,6 +91,14 @@ class Request:
     num_steps_in_flight: int = 0
     """Steps that were launched with it and whose output was not read."""
     has_ended: bool = False
+    step_seconds: float = 0.0
+    """Its share of the steps that computed it, by `StepCosts.charge`."""
+    loaded_bytes: int = 0
+    """Of its adapter, copied to the device by loads of which it was the first user."""
+    fetched_bytes: int = 0
+    """The part of them that the object store had to give."""
+    is_settled: bool = False
+    """Its end was announced with what it had used: nothing is charged to it any more."""
     num_cached_tokens: int = 0
     """Prompt tokens that the first admission found computed: in the prefix cache or by its group.
     """

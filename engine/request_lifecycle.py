@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import operator
 import secrets
 from collections import Counter
 from collections.abc import Iterable
@@ -29,6 +31,7 @@ from .messages import (
     PromptOutput,
     RequestFinished,
     RequestStarted,
+    Resources,
     SpeculationParams,
     StepEvents,
     TokensGenerated,
@@ -70,6 +73,9 @@ class RequestLifecycle:
         """The requests that wait for a prefix."""
         self._events = StepEvents()
         """Announced since the last `take_events`."""
+        self._ended: list[Request] = []
+        """Those whose ends are among them."""
+        self._kv_block_bytes = parts.plan.kv_block_bytes
         self._statistics = statistics
         self._next_reap_time = parts.clock() + REAP_INTERVAL_SECONDS
         self._drains = Drains(
@@ -152,8 +158,12 @@ class RequestLifecycle:
         return bool(events.started or events.prompts or events.tokens or events.finished)
 
     def take_events(self) -> StepEvents:
-        """The events announced since the last call."""
+        """The events announced since the last call. Ends say what the requests have used, so the
+        seconds of the steps that were read must be charged."""
         events, self._events = self._events, StepEvents()
+        if self._ended:
+            events.finished[:] = map(self._settle, self._ended, events.finished)
+            self._ended.clear()
         return events
 
     def finish(
@@ -178,6 +188,7 @@ class RequestLifecycle:
         if request.submitted.exports_prefix and reason is FinishReason.LENGTH:
             self.handover.export(request, is_deleted=request.adapter in self._drains)
         self._awaiting.discard(request.request_id)
+        self._ended.append(request)
         del self._holds[request.request_id]
         self._events.finished.append(
             RequestFinished(
@@ -194,6 +205,18 @@ class RequestLifecycle:
         self._speculation.forget(request.request_id)
         self._grammars.forget(request, error)
         self._drains.note_end(request, is_deleted=isinstance(error, AdapterDeleted))
+
+    def _settle(self, request: Request, end: RequestFinished) -> RequestFinished:
+        """Its end with what it has used."""
+        request.is_settled = True
+        held_seconds = request.kv.held_seconds if request.started else ()
+        used = Resources(
+            step_seconds=request.step_seconds,
+            kv_byte_seconds=math.fsum(map(operator.mul, self._kv_block_bytes, held_seconds)),
+            loaded_bytes=request.loaded_bytes,
+            fetched_bytes=request.fetched_bytes,
+        )
+        return replace(end, used=used)
 
     def _reap(self) -> None:
         """Release leases whose requests have ended without releasing them."""

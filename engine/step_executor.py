@@ -23,7 +23,8 @@ from .scheduling.batch import Part, ScheduledBatch, parts_of
 
 
 class StepExecutor:
-    """Runs batches, and reports their cost to the scheduler, speculation and utilization."""
+    """Runs batches, charges their seconds to their requests, and reports their cost to the
+    scheduler, speculation and utilization."""
 
     def __init__(
         self, parts: EngineParts, requests: RequestLifecycle, statistics: Statistics
@@ -35,6 +36,7 @@ class StepExecutor:
         self._scheduler = parts.scheduler
         self._speculation = parts.speculation
         self._cost = parts.cost
+        self._costs = parts.costs
         self._cpu_threads = parts.cpu_threads
         self._utilization = parts.utilization
         self._statistics = statistics
@@ -108,7 +110,7 @@ class StepExecutor:
         if self._pipeline:
             if sequences and self._pipeline.takes(sequences):
                 self._launched.append(
-                    _Launched(batch, self._work(sequences), len(sequences), start, prepared - start)
+                    _Launched(batch, self._work(sequences), sequences, start, prepared - start)
                 )
                 self._pipeline.run(sequences)
                 return
@@ -121,12 +123,13 @@ class StepExecutor:
 
     def _note_read(self, is_one_step: bool) -> None:
         """A step that was in flight has cost the time since the one before it was read."""
-        batch, work, num_sequences, start, swap_seconds = self._launched.popleft()
+        batch, work, sequences, start, swap_seconds = self._launched.popleft()
         end = self._clock()
         seconds = end - max(start, self._last_read_time)
         self._last_read_time = end
         self._utilization.add(work, seconds)
-        self._statistics.step(num_sequences)
+        self._costs.charge(sequences, seconds)
+        self._statistics.step(len(sequences))
         if is_one_step:
             self._scheduler.observe(batch, seconds, swap_seconds)
 
@@ -159,13 +162,16 @@ class StepExecutor:
     def _run_part(self, sequences: Part, *, since: float) -> _Ran:
         """Run the sequences of one forward. `since`: when its measured time begins."""
         start = self._clock()
-        self._begin_step([sequence.request.request_id for sequence in sequences])
+        if self._heartbeat:
+            self._heartbeat.begin_step([sequence.request.request_id for sequence in sequences])
         if any(sequence.num_draft_tokens for sequence in sequences):
             sequences = self._speculation.draft(sequences)
         drafted = self._clock()
         work = self._work(sequences)
         is_one_step = self._execution.run(sequences)
-        self._utilization.add(work, self._clock() - since)
+        seconds = self._clock() - since
+        self._utilization.add(work, seconds)
+        self._costs.charge(sequences, seconds)
         return _Ran(sequences, is_one_step, drafted - start)
 
     def _begin_step(self, request_ids: Sequence[str]) -> None:
@@ -184,7 +190,7 @@ class _Launched(NamedTuple):
 
     batch: ScheduledBatch
     work: StepWork
-    num_sequences: int
+    sequences: Part
     start: float
     """When its time began, unless another step was in flight."""
     swap_seconds: float

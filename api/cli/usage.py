@@ -19,7 +19,10 @@ app = typer.Typer(add_completion=False)
 SUMS = [
     *("requests", "prompt_tokens", "cached_tokens", "completion_tokens"),
     *("cold_loads", "residency_byte_seconds", "trained_tokens", "amount", "currency"),
+    *("step_seconds", "kv_byte_seconds", "loaded_bytes", "fetched_bytes"),
 ]
+COSTS = ["cost", "margin"]
+"""What operators see besides."""
 
 
 class By(StrEnum):
@@ -65,7 +68,8 @@ def usage(
                 adapter=adapter,
             )
         )
-    columns = [*(group.value for group in By if group in groups), *SUMS]
+    costs = COSTS if all_tenants else []
+    columns = [*(group.value for group in By if group in groups), *SUMS, *costs]
     if as_json:
         print_json(rows)
     elif as_csv:

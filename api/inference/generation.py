@@ -18,6 +18,7 @@ from ...adapters.manager import Tier
 from ...engine.errors import Overloaded, TenantQueueFull
 from ...engine.messages import GenerationRequest, PromptOutput, RequestStarted, TokensGenerated
 from ...engine.process.engine import Engine
+from ...engine.process.request_end import RequestEnd
 from ...engine.process.request_stream import RequestEvent, RequestStream
 from ...engine.text.text_form import TextForm
 from ...engine.text.tokenizer import Tokenizer
@@ -90,6 +91,8 @@ class Outcome(NamedTuple):
     """That of the sequence that ended last; `aborted` if the answer is incomplete."""
     load_ms: float | None = None
     """The duration of the load that the request waited for."""
+    ends: Sequence[RequestEnd] = ()
+    """Those of its sequences: they say what these have used."""
 
 
 @dataclass(slots=True)
@@ -141,6 +144,7 @@ class Generation:
         """Sequences that are not submitted to the engine yet."""
         self._open: dict[int, _OpenSequence] = {}
         """By the index of the choice."""
+        self._ends: list[RequestEnd] = []
         self._arrivals = Arrivals()
         self._is_metered = False
         self._finish_reason = ABORTED
@@ -216,7 +220,9 @@ class Generation:
             self._measures.prompt_tokens = self.counts.num_prompt_tokens
             self._measures.cached_tokens = self.counts.num_cached_tokens
             self._measures.completion_tokens = self.counts.num_completion_tokens
-            await self._meter(Outcome(self.counts, self._tier, finish_reason, self._load_ms))
+            await self._meter(
+                Outcome(self.counts, self._tier, finish_reason, self._load_ms, self._ends)
+            )
 
     def _submit_waiting(self) -> None:
         """Give the engine the next sequences, as many as may be open."""
@@ -246,6 +252,7 @@ class Generation:
             sequence.stream = self._engine.submit(
                 self._due(spec.request), partial(self._take, sequence), spec.counter
             )
+            self._ends.append(sequence.stream.end)
         except Exception as exc:  # any error ends the sequence, so that the request ends too
             self._fail(sequence, exc)
 

@@ -18,14 +18,17 @@ import msgspec
 
 from ...platform.errors import DatabaseUnavailable, LimitReached
 from ...platform.prices.book import NO_TARIFF, Tariff
+from ...platform.prices.cost_rates import NO_RATES, CostRates
 from ...platform.prices.price import Price
 from ...platform.quotas import service as quotas
-from ...platform.quotas.service import Demand, HeldLimits, Standing, Used
+from ...platform.quotas.service import Demand, HeldLimits, Standing
+from ...platform.quotas.service import Used as Charged
 from ...platform.sessions import TenantRows
 from ...platform.usage import service as ledger
 from ...platform.usage.service import Usage
 from ..control_plane.control_plane import ControlPlane
 from .pricing import Pricing
+from .used import Used
 
 MAX_REQUESTS = 64
 """The maximum per transaction: others wait for what it locks."""
@@ -66,6 +69,8 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     load_ms: float | None
     finish_reason: str
     ended_at: datetime
+    used: Used = Used()
+    """Nothing in journals of earlier releases, and of requests that an engine was killed with."""
 
     @property
     def is_nothing(self) -> bool:
@@ -111,12 +116,14 @@ class LedgerWriter:
         control_plane: ControlPlane,
         *,
         pricing: Pricing | None = None,
+        rates: CostRates = NO_RATES,
         announce: Callable[[str], None] = lambda tenant_id: None,
     ) -> None:
-        """`pricing`: None charges nothing. `announce` is called with a tenant that has alerts of
-        budgets."""
+        """`pricing`: None charges nothing. `rates`: what the engine costs. `announce` is called
+        with a tenant that has alerts of budgets."""
         self._control_plane = control_plane
         self._pricing = pricing
+        self._rates = rates
         self._announce = announce
         self._waiting: dict[str, list[_Entry]] = {}
         self._writing: dict[str, asyncio.Task[None]] = {}
@@ -186,7 +193,7 @@ class LedgerWriter:
         try:
             tariff = await self.tariff(tenant_id)
             done = await self._control_plane.write_plain(
-                tenant_id, lambda session: _carry_out(session, works, tariff)
+                tenant_id, lambda session: _carry_out(session, works, tariff, self._rates)
             )
         except Exception as exc:  # every entry gets a result; one may have caused the error
             await self._note_failure(tenant_id, entries, exc)
@@ -217,11 +224,13 @@ def _tell(entry: _Entry, result: object) -> None:
         entry.done.set_result(result)
 
 
-def _carry_out(session: TenantRows, works: Sequence[_Begun | _Ended], tariff: Tariff) -> _Done:
+def _carry_out(
+    session: TenantRows, works: Sequence[_Begun | _Ended], tariff: Tariff, rates: CostRates
+) -> _Done:
     """The result of each: ended requests are settled first, to make room for new ones."""
     ended = [work for work in works if isinstance(work, _Ended)]
     with quotas.hold(session) as held:
-        are_new = iter(_record(session, ended, held, tariff))
+        are_new = iter(_record(session, ended, held, tariff, rates))
         results = [
             next(are_new) if isinstance(work, _Ended) else _reserve(held, work, tariff)
             for work in works
@@ -251,14 +260,18 @@ def _priced(demand: Demand, tariff: Tariff) -> Demand:
 
 
 def _record(
-    session: TenantRows, ended: Sequence[_Ended], held: HeldLimits, tariff: Tariff
+    session: TenantRows,
+    ended: Sequence[_Ended],
+    held: HeldLimits,
+    tariff: Tariff,
+    rates: CostRates,
 ) -> list[bool]:
     """Record the charges; False for a charge that is already recorded, is zero, or is not due."""
     are_due = [_is_due(session, each) for each in ended]
-    usages = [_usage(each.owner, each.charge, tariff) for each in compress(ended, are_due)]
+    usages = [_usage(each.owner, each.charge, tariff, rates) for each in compress(ended, are_due)]
     are_new = iter(ledger.record_all(session, usages, held))
     free = [each for each, is_due in zip(ended, are_due, strict=True) if not is_due]
-    held.settle([Used(request_id=each.owner.request_id) for each in free])
+    held.settle([Charged(request_id=each.owner.request_id) for each in free])
     return [is_due and next(are_new) for is_due in are_due]
 
 
@@ -268,7 +281,8 @@ def _is_due(session: TenantRows, ended: _Ended) -> bool:
     return is_first and not ended.charge.is_nothing
 
 
-def _usage(owner: Owner, charge: Charge, tariff: Tariff) -> Usage:
+def _usage(owner: Owner, charge: Charge, tariff: Tariff, rates: CostRates) -> Usage:
+    used = charge.used
     price = tariff.at(owner.admitted_at or charge.ended_at)
     return Usage(
         request_id=owner.request_id,
@@ -286,6 +300,15 @@ def _usage(owner: Owner, charge: Charge, tariff: Tariff) -> Usage:
         user_id=owner.user_id,
         price_id=None if price is None else price.id,
         amount=0 if price is None else _amount(owner, charge, price),
+        step_nanoseconds=used.step_nanoseconds,
+        kv_byte_seconds=used.kv_byte_seconds,
+        loaded_bytes=used.loaded_bytes,
+        fetched_bytes=used.fetched_bytes,
+        cost=rates.cost(
+            step_nanoseconds=used.step_nanoseconds,
+            kv_byte_seconds=used.kv_byte_seconds,
+            loaded_bytes=used.loaded_bytes,
+        ),
         ended_at=charge.ended_at.astimezone(UTC),
     )
 

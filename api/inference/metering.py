@@ -23,6 +23,7 @@ import msgspec
 import structlog
 
 from ...engine.errors import Overloaded, TenantQueueFull
+from ...engine.process.request_end import used_by
 from ...engine.token_journal import MAX_OWNER_BYTES, Entry, SlotCounter, TokenJournal
 from ...platform.base import utc_now
 from ...platform.errors import DatabaseUnavailable
@@ -35,10 +36,14 @@ from .held_charge import HeldCharge
 from .ledger_writer import AddResult, Charge, LedgerWriter, Owner
 from .sequence_times import ABORTED
 from .served_models import ServedModel
+from .used import Used
 
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.5
+END_SECONDS = 2.0
+"""How long the charge of a request that was ended here, by a stop string or an abort, waits for the
+engine to say what it has used. That is the end of the step that runs."""
 CLOSE_SECONDS = 5.0
 """How long a stopping server waits for rows being written; the rest waits in the journal."""
 
@@ -187,7 +192,7 @@ class Metering:
         caller has gone. A held charge waits for its result.
         """
         if account.held is not None:
-            account.held.charge = self._charge_of(account, outcome)
+            account.held.charge = await self._charge_of(account, outcome)
             return
         work = self._settle_broken if outcome.finish_reason == ABORTED else self._settle_whole
         task = self._spawn(work(account, outcome))
@@ -195,13 +200,16 @@ class Metering:
             await asyncio.shield(task)
 
     async def _settle_whole(self, account: Account, outcome: Outcome) -> None:
-        await self._charge(account, self._charge_of(account, outcome))
+        await self._charge(account, await self._charge_of(account, outcome))
 
-    def _charge_of(self, account: Account, outcome: Outcome) -> Charge:
+    async def _charge_of(self, account: Account, outcome: Outcome) -> Charge:
+        used = Used.of(await used_by(outcome.ends, patience_seconds=END_SECONDS))
         if outcome.finish_reason == ABORTED:
-            return self._counted(account.slots, tier=outcome.tier, load_ms=outcome.load_ms)
+            charge = self._counted(account.slots, tier=outcome.tier, load_ms=outcome.load_ms)
+            return msgspec.structs.replace(charge, used=used)
         counts = outcome.counts
         return Charge(
+            used=used,
             prompt_tokens=counts.num_prompt_tokens,
             cached_tokens=counts.num_cached_tokens,
             completion_tokens=counts.num_completion_tokens,
@@ -212,7 +220,7 @@ class Metering:
         )
 
     async def _settle_broken(self, account: Account, outcome: Outcome) -> None:
-        charge = self._charge_of(account, outcome)
+        charge = await self._charge_of(account, outcome)
         try:
             await self._charge(account, charge)
         except Exception:  # a background task: there is no caller to report it to
@@ -254,6 +262,12 @@ class Metering:
                 account.tenant_slug,
                 prompt_tokens=charge.prompt_tokens,
                 completion_tokens=charge.completion_tokens,
+            )
+            self._metrics.usage.observe_resources(
+                account.tenant_slug,
+                step_seconds=charge.used.step_seconds,
+                kv_byte_seconds=charge.used.kv_byte_seconds,
+                loaded_bytes=charge.used.loaded_bytes,
             )
 
     def _check_share(self, tenant_id: str, num_slots: int) -> None:

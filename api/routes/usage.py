@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from ...platform.prices.money import format_money
 from ...platform.quotas.limits import MAX_COUNT
 from ...platform.usage import service as ledger
 from ...platform.usage.models import UsageRecord
-from ...platform.usage.repository import Group, GroupKey, UsageQuery, UsageSum
+from ...platform.usage.repository import NOTHING, Group, GroupKey, UsageQuery, UsageSum
 from ..contract.promises import answers
 from ..http.auth import require, require_operator
 from ..http.json_response import json_response
@@ -35,6 +35,7 @@ Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))
 ReadSums = Callable[[UsageQuery], Awaitable[Sequence[UsageSum]]]
 
 CSV = "text/csv"
+NANOSECONDS = 10**9
 _SEPARATOR = "/"
 """In cursors: no slug and no adapter's name has one."""
 
@@ -89,7 +90,7 @@ async def get_usage(runtime: CurrentRuntime, principal: Reader, selection: Selec
             principal.tenant_id, lambda session: ledger.sum_usage(session, query)
         )
 
-    return await _answer(runtime, selection, read)
+    return await _answer(runtime, selection, read, shows_cost=False)
 
 
 @router.get("/admin/usage")
@@ -109,7 +110,7 @@ async def get_usage_of_all_tenants(
             )
         )
 
-    return await _answer(runtime, selection, read)
+    return await _answer(runtime, selection, read, shows_cost=True)
 
 
 @router.get("/v1/usage/requests/{request_id}")
@@ -122,34 +123,41 @@ async def get_usage_record(runtime: CurrentRuntime, principal: Reader, request_i
     return json_response(_record_view(row))
 
 
-async def _answer(runtime: Runtime, selection: Selection, read: ReadSums) -> Response:
+async def _answer(
+    runtime: Runtime, selection: Selection, read: ReadSums, *, shows_cost: bool
+) -> Response:
     query, page = selection.query, selection.page
     currency = (await runtime.pricing.book()).currency
+
+    def show(row: UsageSum) -> dict[str, Any]:
+        return {**_sums(row, currency), **(_costs(row) if shows_cost else {})}
+
     if selection.is_csv:
-        lines = _csv_lines(query, await read(query._replace(limit=MAX_PAGE)), read, currency)
+        lines = _csv_lines(query, await read(query._replace(limit=MAX_PAGE)), read, show)
         return StreamingResponse(lines, media_type=CSV)
     rows = await read(query._replace(limit=page.num_rows))
     return json_response(
         page.answer(
             rows,
-            view=lambda row: _view(row, query.groups, currency),
+            view=lambda row: _view(row, query.groups, show),
             cursor=lambda row: _SEPARATOR.join(str(part) for part in row.key),
         )
     )
 
 
+Show = Callable[[UsageSum], dict[str, Any]]
+"""A row without its key, as it is shown."""
+
+
 async def _csv_lines(
-    query: UsageQuery, rows: Sequence[UsageSum], read: ReadSums, currency: str | None
+    query: UsageQuery, rows: Sequence[UsageSum], read: ReadSums, show: Show
 ) -> AsyncIterator[str]:
     """Everything, in parts; `rows` are the first, read before the answer begins."""
     names = [str(group) for group in query.groups]
-    yield _csv_text([[*names, *_SUM_NAMES]])
+    yield _csv_text([[*names, *show(NOTHING)]])
     while rows:
-        yield _csv_text([[*row.key, *_sums(row, currency).values()] for row in rows])
+        yield _csv_text([[*row.key, *show(row).values()] for row in rows])
         rows = await read(query._replace(after=rows[-1].key, limit=MAX_PAGE))
-
-
-_SUM_NAMES = [field.name for field in fields(UsageView) if field.name not in set(Group)]
 
 
 def _csv_text(rows: Sequence[Sequence[object]]) -> str:
@@ -158,15 +166,34 @@ def _csv_text(rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def _view(row: UsageSum, groups: Sequence[Group], currency: str | None) -> UsageView:
+def _view(row: UsageSum, groups: Sequence[Group], show: Show) -> UsageView:
     key: dict[str, Any] = {str(g): part or None for g, part in zip(groups, row.key, strict=True)}
-    return UsageView(**key, **_sums(row, currency))
+    return UsageView(**key, **show(row))
 
 
 def _sums(row: UsageSum, currency: str | None) -> dict[str, Any]:
-    """The row without its key, as it is shown."""
-    values = (*row[1:-1], format_money(row.amount), currency)
-    return dict(zip(_SUM_NAMES, values, strict=True))
+    return {
+        "requests": row.num_requests,
+        "prompt_tokens": row.prompt_tokens,
+        "cached_tokens": row.cached_tokens,
+        "completion_tokens": row.completion_tokens,
+        "cold_loads": row.num_cold_loads,
+        "residency_byte_seconds": row.residency_byte_seconds,
+        "trained_tokens": row.trained_tokens,
+        "amount": format_money(row.amount),
+        "currency": currency,
+        "step_seconds": row.step_nanoseconds / NANOSECONDS,
+        "kv_byte_seconds": row.kv_byte_seconds,
+        "loaded_bytes": row.loaded_bytes,
+        "fetched_bytes": row.fetched_bytes,
+    }
+
+
+def _costs(row: UsageSum) -> dict[str, str]:
+    """What operators alone see."""
+    margin = row.amount - row.cost
+    sign = "-" if margin < 0 else ""
+    return {"cost": format_money(row.cost), "margin": sign + format_money(abs(margin))}
 
 
 def _record_view(row: UsageRecord) -> UsageRecordView:
@@ -187,6 +214,10 @@ def _record_view(row: UsageRecord) -> UsageRecordView:
         price_id=row.price_id,
         amount=format_money(row.amount),
         ended_at=row.created_at,
+        step_seconds=row.step_nanoseconds / NANOSECONDS,
+        kv_byte_seconds=row.kv_byte_seconds,
+        loaded_bytes=row.loaded_bytes,
+        fetched_bytes=row.fetched_bytes,
     )
 
 

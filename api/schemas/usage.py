@@ -37,6 +37,18 @@ class UsageView(AnswerModel):
     """What the requests were charged, as a decimal string."""
     currency: str | None = None
     """Of `amount`; null: there are no prices."""
+    step_seconds: float = 0.0
+    """The requests' shares of the engine's steps."""
+    kv_byte_seconds: int = 0
+    """Bytes of KV blocks on the device × time; a shared block is divided among its holders."""
+    loaded_bytes: int = 0
+    """Bytes of adapters that were copied to the device for the requests."""
+    fetched_bytes: int = 0
+    """The part of `loaded_bytes` that the object store had to give."""
+    cost: str | Absent = UNSET
+    """What that costs the operator, as a decimal string in `currency`; for operators only."""
+    margin: str | Absent = UNSET
+    """`amount` less `cost`; for operators only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +80,12 @@ class UsageRecordView(AnswerModel):
     amount: str
     """What it was charged, as a decimal string."""
     ended_at: datetime
+    step_seconds: float
+    """Its shares of the engine's steps."""
+    kv_byte_seconds: int
+    """Bytes of KV blocks on the device × time; a shared block is divided among its holders."""
+    loaded_bytes: int
+    """Bytes of its adapter that were copied to the device for it."""
+    fetched_bytes: int
+    """The part of `loaded_bytes` that the object store had to give."""
     object: str = "usage.record"

@@ -68,7 +68,10 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
     budget_alerts = BudgetAlerts(planes.control_plane, metrics)
     stack.push_async_callback(budget_alerts.close)
     ledger = LedgerWriter(
-        planes.control_plane, pricing=pricing, announce=budget_alerts.announce_soon
+        planes.control_plane,
+        pricing=pricing,
+        rates=planes.settings.cost_rates,
+        announce=budget_alerts.announce_soon,
     )
     metering = _open_metering(planes, ledger, metrics, stack)
     admission = Admission(planes.control_plane, ledger, planes.server_id, is_open=metering.is_open)

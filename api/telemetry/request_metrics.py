@@ -162,7 +162,7 @@ class StartMetrics:
 
 
 class UsageMetrics:
-    """Metered tokens."""
+    """Metered tokens, and what requests have used of the engine."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._tenants = TenantLabels()
@@ -171,13 +171,28 @@ class UsageMetrics:
             "Metered tokens, `prompt` and `completion`, by tenant slug.",
             ("tenant", "kind"),
         )
+        self._step_seconds = registry.counter(
+            "tenant_step_seconds",
+            "Shares of the engine's steps, by the slug of the tenant whose requests have ended.",
+            ("tenant",),
+        )
+        self._kv_byte_seconds = registry.counter(
+            "tenant_kv_byte_seconds",
+            "Bytes of KV blocks on the device × time, by the slug of the tenant whose requests "
+            "have ended.",
+            ("tenant",),
+        )
+        self._loaded_bytes = registry.counter(
+            "tenant_loaded_bytes",
+            "Bytes of adapters that were copied to the device for requests, by tenant slug.",
+            ("tenant",),
+        )
         self._prompt_tokens = registry.histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS
         )
         self._completion_tokens = registry.histogram(
             "request_completion_tokens", "Output tokens of a request.", _TOKEN_BUCKETS
         )
-
         self._budget_alerts = registry.counter(
             "budget_alerts",
             "Alerts of budgets that this server announced; the audit log has each as "
@@ -193,3 +208,11 @@ class UsageMetrics:
         self._tokens.labels(label, "completion").inc(completion_tokens)
         self._prompt_tokens.observe(prompt_tokens)
         self._completion_tokens.observe(completion_tokens)
+
+    def observe_resources(
+        self, tenant: str, *, step_seconds: float, kv_byte_seconds: int, loaded_bytes: int
+    ) -> None:
+        label = self._tenants[tenant]
+        self._step_seconds.labels(label).inc(step_seconds)
+        self._kv_byte_seconds.labels(label).inc(kv_byte_seconds)
+        self._loaded_bytes.labels(label).inc(loaded_bytes)

@@ -15,12 +15,15 @@ from functools import partial
 from typing import Protocol
 
 from ..messages import (
+    NO_RESOURCES,
     Abort,
     FinishReason,
     GenerationRequest,
     PrefixPiece,
     PrefixTransport,
+    RequestFinished,
     RequestStarted,
+    Resources,
     StepEvents,
     Submit,
     ToAgent,
@@ -29,6 +32,8 @@ from ..sampling_params import SamplingParams
 from .handover_counts import HandoverCounts
 from .handover_pace import HandoverPace
 from .router import RoutedRequest, Router
+
+PREFILL_SUFFIX = "/prefill"
 
 MIN_TOKENS = 512
 """A shorter prompt delays other requests by less than a handover costs."""
@@ -63,6 +68,8 @@ class _Handover:
     computed_at: float | None = None
     num_cached_tokens: int | None = None
     """What the source found in its prefix cache."""
+    used: Resources = NO_RESOURCES
+    """What the source spent on the prompt."""
     is_over: bool = False
     """The target waits no longer."""
     is_complete: bool = False
@@ -72,7 +79,7 @@ class _Handover:
 
     @property
     def prefill_id(self) -> str:
-        return f"{self.request_id}/prefill"
+        return self.request_id + PREFILL_SUFFIX
 
 
 class Handovers:
@@ -157,6 +164,9 @@ class Handovers:
             elif (handover := self._of.get(started.request_id)) and handover.target == replica:
                 self._note_pace(handover, started)
         for finished in events.finished:
+            request_id = finished.request_id.removesuffix(PREFILL_SUFFIX)
+            if request_id != finished.request_id and request_id in self._of:
+                self._of[request_id].used += finished.used
             if handover := self._find(replica, finished.request_id):
                 if finished.reason is FinishReason.LENGTH:
                     handover.computed_at = self._clock()
@@ -201,6 +211,11 @@ class Handovers:
             return started
         num_cached = min(started.num_cached_tokens, handover.num_cached_tokens or 0)
         return replace(started, num_cached_tokens=num_cached)
+
+    def with_prefill(self, end: RequestFinished) -> RequestFinished:
+        """The end of a request with what the source has spent on its prompt too."""
+        handover = self._of.get(end.request_id)
+        return end if handover is None else replace(end, used=end.used + handover.used)
 
     def _find(self, source: str, prefill_id: str) -> _Handover | None:
         """The handover that is not over and that this replica computes."""

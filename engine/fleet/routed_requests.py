@@ -150,7 +150,7 @@ class RoutedRequests:
             self._streams.feed([each for each in group if self._is_at(each.request_id, replica)])
         for end in events.finished:
             if self._is_at(end.request_id, replica):
-                self._finish(end)
+                self._finish(self._handovers.with_prefill(end))
 
     def relay(self, replica: str, piece: PrefixPiece) -> None:
         """Pass on a part of a prefix that the replica has computed."""

@@ -6,6 +6,7 @@ block tables.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence, Set
 
@@ -17,6 +18,10 @@ class BlockPool:
 
     Free blocks are handed out least recently freed first. Owners free a sequence's blocks last
     block first, so a cached prefix loses its leaves before its root.
+
+    The seconds for which a block is held are divided equally among its holders of each moment. Each
+    block has a meter that grows by seconds per holder. Who begins to hold a block notes the meter,
+    and who ends has held it for the difference.
     """
 
     def __init__(
@@ -25,6 +30,7 @@ class BlockPool:
         *,
         on_reuse: Callable[[int], None] | None = None,
         has_null_block: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_reuse(block_id)` is called just before a block is given new content."""
         self.on_free: Callable[[int], object] | None = None
@@ -36,6 +42,10 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self._first, num_blocks))
         self._withdrawn: list[int] = []
+        self._clock = clock
+        self._meters = [0.0] * num_blocks
+        self._read_at = [0.0] * num_blocks
+        """The time up to which each meter has counted."""
 
     @property
     def num_usable(self) -> int:
@@ -64,12 +74,15 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def allocate(self, count: int) -> list[int] | None:
-        """Allocate `count` blocks, or none (returns None) if there are fewer."""
+        """Allocate `count` blocks, or none (returns None) if there are fewer. Their meters begin at
+        0."""
         if count > len(self._free):
             return None
         block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
+        now = self._clock() if block_ids else 0.0
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
+            self._meters[block_id], self._read_at[block_id] = 0.0, now
             if self.on_reuse:
                 self.on_reuse(block_id)
         return block_ids
@@ -92,21 +105,35 @@ class BlockPool:
             self._free[block_id] = None
             self._free.move_to_end(block_id, last=False)
 
-    def share(self, block_ids: Iterable[int]) -> None:
-        """Add a holder to blocks whose content is reused."""
+    def share(self, block_ids: Iterable[int]) -> float:
+        """Add a holder to blocks whose content is reused; returns the sum of their meters."""
+        now, meters = self._clock(), 0.0
         for block_id in block_ids:
             self._free.pop(block_id, None)
+            meters += self._read(block_id, now)
             self._ref_counts[block_id] += 1
+        return meters
 
-    def free(self, block_ids: Sequence[int]) -> None:
-        """Release one hold on each block, in a sequence's order."""
+    def free(self, block_ids: Sequence[int]) -> float:
+        """Release one hold on each block, in a sequence's order; returns the sum of their
+        meters."""
+        now, meters = self._clock(), 0.0
         for block_id in reversed(block_ids):
             assert self._ref_counts[block_id] > 0, f"block {block_id} has no holder"
+            meters += self._read(block_id, now)
             self._ref_counts[block_id] -= 1
             if not self._ref_counts[block_id]:
                 self._free[block_id] = None
                 if self.on_free:
                     self.on_free(block_id)
+        return meters
+
+    def _read(self, block_id: int, now: float) -> float:
+        """The block's meter, which counts nothing while nobody holds the block."""
+        if num_holders := self._ref_counts[block_id]:
+            self._meters[block_id] += (now - self._read_at[block_id]) / num_holders
+        self._read_at[block_id] = now
+        return self._meters[block_id]
 
     def touch(self, block_id: int) -> None:
         """Reuse this block last if it is free, because its content is in use."""

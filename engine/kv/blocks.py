@@ -7,6 +7,7 @@ before.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -46,13 +47,14 @@ class KvBlocks:
         num_swap_slots: Sequence[int] = (),
         num_open_slots: int | None = None,
         tenant_cap: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`prefix_secret` keys the prefix cache's hashes; None: no prefix cache.
 
         `num_swap_slots`: host slots per group; empty: nothing is swapped or cached on the host.
         `num_open_slots`: the slots per group for blocks that may be written, if complete blocks are
         quantized (`OpenSlots`). `tenant_cap`: the part of the host slots beyond which a tenant's
-        prefixes displace its own.
+        prefixes displace its own. `clock`: the time by which `held_seconds` of sequences count.
         """
         slots = tuple(num_swap_slots) or (0,) * len(groups)
         self.block_size = block_size
@@ -68,6 +70,7 @@ class KvBlocks:
                 block_size,
                 num_swap_slots=count,
                 operations=self.operations,
+                clock=clock,
                 tenant_cap=tenant_cap,
             )
             if layout.holds_states
@@ -77,6 +80,7 @@ class KvBlocks:
                 block_size,
                 num_swap_slots=count,
                 operations=self.operations,
+                clock=clock,
                 num_open_slots=num_open_slots,
                 tenant_cap=tenant_cap,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +54,7 @@ class GroupBlocks:
         *,
         num_swap_slots: int,
         operations: OperationLog,
+        clock: Callable[[], float],
         num_open_slots: int | None = None,
         tenant_cap: float = 1.0,
     ) -> None:
@@ -61,7 +62,7 @@ class GroupBlocks:
         self.index = index
         self.layout = layout
         self.num_sink_blocks = layout.num_sink_blocks(block_size)
-        self.pool = BlockPool(layout.num_reserved)
+        self.pool = BlockPool(layout.num_reserved, clock=clock)
         self.pool.withdraw(layout.num_more)
         self.cached = CachedBlocks(self.pool)
         self.cached.on_evict = self._note_evicted
@@ -155,7 +156,7 @@ class GroupBlocks:
                 assert slot is not None, "the prefix was found before"
                 slots[index] = slot
             block_ids.append(found)
-        self._share(block_ids)
+        self._share(seq, block_ids)
         self.host.share(slots.values())
         seq.tables[self.index] = block_table(block_ids)
 
@@ -176,8 +177,8 @@ class GroupBlocks:
             self.disk.offer(self.index, prefix)
         if cached != own:
             self._replace(seq, index, [cached])
-            self.pool.share([cached])
-            self.pool.free([own])
+            self._share(seq, [cached])
+            self._free(seq, [own])
             self.pool.forget(own)
 
     def can_fork(self, parent: SequenceBlocks, num_tokens: int) -> bool:
@@ -199,7 +200,7 @@ class GroupBlocks:
         """Let an empty `child` share the parent's blocks of the first `num_tokens`."""
         num_blocks = num_blocks_for(num_tokens, self._block_size)
         table = child.tables[self.index] = parent.tables[self.index][:num_blocks]
-        self._share(table.tolist())
+        self._share(child, table.tolist())
         child.num_freed[self.index] = parent.num_freed[self.index]
 
     # --- growing and shrinking --------------------------------------------------------------------
@@ -228,7 +229,7 @@ class GroupBlocks:
         table, start = seq.tables[self.index], num_computed - seq.num_evicted
         first = start // self._block_size
         held = table[first:].tolist()
-        own = list(map(self._own, held))
+        own = [self._own(seq, block_id) for block_id in held]
         num_blocks = num_blocks_for(start + num_tokens, self._block_size)
         new = self._allocate(max(num_blocks - len(table), 0))
         if new or own != held:
@@ -244,7 +245,7 @@ class GroupBlocks:
 
     def compact(self, seq: SequenceBlocks) -> None:
         """Replace the sequence's blocks by its targets. Others may still hold the old ones."""
-        self._free(seq.tables[self.index].tolist())
+        self._free(seq, seq.tables[self.index].tolist())
         seq.tables[self.index] = seq.targets[self.index]
 
     def can_open(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> bool:
@@ -274,7 +275,7 @@ class GroupBlocks:
         stop = self.layout.first_kept_block(num_cached, self._block_size)
         if stop <= start:
             return
-        self.pool.free(seq.tables[self.index][start:stop].tolist())
+        self._free(seq, seq.tables[self.index][start:stop].tolist())
         self._replace(seq, start, [NULL_BLOCK] * (stop - start))
         seq.num_freed[self.index] = stop
 
@@ -291,14 +292,14 @@ class GroupBlocks:
         if len(table) <= num_blocks:
             return
         seq.tables[self.index], spare = table[:num_blocks], table[num_blocks:].tolist()
-        self.pool.free(spare)
+        self._free(seq, spare)
         for block_id in reversed(spare):
             self.pool.forget(block_id)
 
     def release(self, seq: SequenceBlocks) -> None:
         """Free all blocks and host slots."""
         table, slots = seq.tables[self.index], seq.host_slots[self.index]
-        self._free([*table.tolist(), *self._targets(seq)])
+        self._free(seq, [*table.tolist(), *self._targets(seq)])
         self.host.give_back(list(slots.values()))
         seq.tables[self.index] = NO_BLOCKS
         slots.clear()
@@ -350,7 +351,7 @@ class GroupBlocks:
         slots = self.host.take(len(indices))
         moved = tuple(table[index] for index in indices)
         self._operations.add(SwapOut(self.index, moved, tuple(slots)))
-        self._free([*table, *self._targets(seq)])
+        self._free(seq, [*table, *self._targets(seq)])
         seq.host_slots[self.index] = dict(zip(indices, slots, strict=True))
         seq.tables[self.index] = block_table([NULL_BLOCK] * num_blocks)
 
@@ -361,7 +362,7 @@ class GroupBlocks:
         table, slots = seq.tables[self.index].tolist(), seq.host_slots[self.index]
         for index in slots:
             if (cached := self._cached_again(seq, index)) is not None:
-                self.pool.share([cached])
+                self._share(seq, [cached])
                 table[index] = cached
         indices = [index for index in slots if table[index] == NULL_BLOCK]
         block_ids = self._allocate(len(indices))
@@ -443,7 +444,7 @@ class GroupBlocks:
         found = (self._cached_again(seq, index) for index in seq.host_slots[self.index])
         return sum(block_id is None or not self.pool.ref_count(block_id) for block_id in found)
 
-    def _own(self, source: int) -> int:
+    def _own(self, seq: SequenceBlocks, source: int) -> int:
         """The block to write instead of this one: a copy if it is shared, or else itself,
         unpublished."""
         assert self.open is None or source in self.open, f"block {source} is complete"
@@ -453,7 +454,7 @@ class GroupBlocks:
         (target,) = self._allocate(1)
         slot = self.open.open([target])[0] if self.open else None
         self._operations.add(CopyBlock(self.index, source, target, slot))
-        self.pool.free([source])
+        self._free(seq, [source])
         return target
 
     def _note_evicted(self, prefix: Prefix, block_id: int) -> None:
@@ -487,11 +488,15 @@ class GroupBlocks:
         assert block_ids is not None, "num_missing was asked first"
         return block_ids
 
-    def _share(self, block_ids: Sequence[int]) -> None:
-        self.pool.share(block_id for block_id in block_ids if block_id != NULL_BLOCK)
+    def _share(self, seq: SequenceBlocks, block_ids: Sequence[int]) -> None:
+        """Let the sequence hold these blocks too."""
+        held = (block_id for block_id in block_ids if block_id != NULL_BLOCK)
+        seq.held_seconds[self.index] -= self.pool.share(held)
 
-    def _free(self, block_ids: Sequence[int]) -> None:
-        self.pool.free([block_id for block_id in block_ids if block_id != NULL_BLOCK])
+    def _free(self, seq: SequenceBlocks, block_ids: Sequence[int]) -> None:
+        """End the sequence's hold on these blocks."""
+        held = [block_id for block_id in block_ids if block_id != NULL_BLOCK]
+        seq.held_seconds[self.index] += self.pool.free(held)
 
 
 def joined(*parts: BlockTable | Sequence[int]) -> BlockTable:

@@ -65,6 +65,10 @@ class SequenceBlocks:
     removed from the tables, so that these stay bounded."""
     targets: list[BlockTable] = field(default_factory=list)
     """Where it moves the kept tokens, per group; empty before that step."""
+    held_seconds: list[float] = field(default_factory=list)
+    """Per group, the device blocks held so far times the seconds for which they were held, shared
+    blocks divided by their holders. It is right once all are released: until then, it lacks the
+    meters of those that are held."""
 
     @classmethod
     def empty(
@@ -74,6 +78,7 @@ class SequenceBlocks:
             tables=[NO_BLOCKS] * num_groups,
             num_freed=[0] * num_groups,
             host_slots=[{} for _ in range(num_groups)],
+            held_seconds=[0.0] * num_groups,
             eviction=eviction,
             compacts_at=eviction.next_after(0) if eviction else NEVER,
             slides_at=slides_at,

@@ -10,6 +10,8 @@ be taken for a snapshot. `Step.room_for` sees to it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .block_pool import NULL_BLOCK
@@ -34,6 +36,7 @@ class StateBlocks(GroupBlocks):
         *,
         num_swap_slots: int,
         operations: OperationLog,
+        clock: Callable[[], float],
         tenant_cap: float = 1.0,
     ) -> None:
         super().__init__(
@@ -42,6 +45,7 @@ class StateBlocks(GroupBlocks):
             block_size,
             num_swap_slots=num_swap_slots,
             operations=operations,
+            clock=clock,
             tenant_cap=tenant_cap,
         )
         self._decoded: set[int] = set()
@@ -98,7 +102,7 @@ class StateBlocks(GroupBlocks):
         if stop <= start:
             return
         left = seq.tables[self.index][start:stop].tolist()
-        self._free(left)
+        self._free(seq, left)
         for block_id in self._decoded.intersection(left):
             self.pool.forget(block_id)
         self._replace(seq, start, [NULL_BLOCK] * (stop - start))

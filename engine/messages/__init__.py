@@ -57,6 +57,7 @@ from .replica import (
     ReplicaState,
 )
 from .requests import GenerationRequest, Pooling, SpeculationParams
+from .resources import NO_RESOURCES, Resources
 from .statistics import (
     EngineStats,
     ProposerTotals,
@@ -124,6 +125,7 @@ FromAgent = (
 )
 
 __all__ = [
+    "NO_RESOURCES",
     "NO_TARGETS",
     "Abort",
     "AdapterEvicted",
@@ -173,6 +175,7 @@ __all__ = [
     "RequestList",
     "RequestStarted",
     "RequestState",
+    "Resources",
     "SetPinned",
     "SpeculationParams",
     "SpeculationStats",

@@ -9,6 +9,7 @@ from ...adapters.identity import AdapterKey
 from ...adapters.manager import Tier
 from .engine_info import EngineInfo
 from .error_info import ErrorInfo
+from .resources import NO_RESOURCES, Resources
 
 
 class FinishReason(StrEnum):
@@ -122,6 +123,7 @@ class RequestFinished:
     """Verified draft tokens."""
     num_accepted_tokens: int = 0
     """Accepted draft tokens; they are part of the generated tokens."""
+    used: Resources = NO_RESOURCES
 
 
 @dataclass(frozen=True, slots=True)

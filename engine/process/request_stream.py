@@ -14,6 +14,7 @@ from ..messages import (
     TokensGenerated,
 )
 from ..token_journal import SlotCounter
+from .request_end import RequestEnd
 
 RequestEvent = RequestStarted | PromptOutput | TokensGenerated | RequestFinished
 
@@ -46,7 +47,7 @@ class RequestStream:
         self.is_aborted = False
         self._abort = abort
         self._counter = counter
-        self._is_finished = False
+        self.end = RequestEnd()
         self._is_exhausted = False
         self._events: asyncio.Queue[RequestEvent | None] = asyncio.Queue()
         """None marks the end of a closed stream."""
@@ -66,7 +67,7 @@ class RequestStream:
 
     def abort(self) -> None:
         """End the request early; its RequestFinished arrives as usual. Idempotent."""
-        if not (self._is_finished or self.is_aborted):
+        if not (self.end.has_come or self.is_aborted):
             self.is_aborted = True
             self._abort(self)
 
@@ -96,7 +97,7 @@ class RequestStream:
                     num_cached_tokens=event.num_cached_tokens,
                 )
         elif isinstance(event, RequestFinished):
-            self._is_finished = True
+            self.end.come(event)
             if self.expiry is not None:
                 self.expiry.cancel()
         if not self._is_exhausted:

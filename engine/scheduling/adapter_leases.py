@@ -109,6 +109,7 @@ class AdapterLeases:
         if request.adapter_missing_since is not None:
             request.adapter_wait_seconds += self._clock() - request.adapter_missing_since
             request.adapter_missing_since = None
+        self._charge_load(request, request.adapter)
         return True
 
     def give_back(self, request: Request) -> None:
@@ -125,6 +126,13 @@ class AdapterLeases:
             if not request.num_steps_in_flight:
                 del self.late[request_id]
                 self._manager.release(request_id)
+
+    def _charge_load(self, request: Request, adapter: AdapterKey) -> None:
+        """Charge the request with the load of its adapter, if it is the first that uses it."""
+        num_bytes = self._manager.claim_load(adapter)
+        request.loaded_bytes += num_bytes
+        if num_bytes and self._manager.loaded_from(adapter) is Tier.STORE:
+            request.fetched_bytes += num_bytes
 
     def _note_missing(self, request: Request) -> None:
         if request.adapter_missing_since is None:

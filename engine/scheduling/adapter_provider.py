@@ -43,3 +43,6 @@ class AdapterProvider(Protocol):
 
     def load_seconds(self, key: AdapterKey) -> float:
         """How long the load took that made this adapter resident; 0 if it is not."""
+
+    def claim_load(self, key: AdapterKey) -> int:
+        """The bytes that this load copied to the device; 0 if it was claimed before."""

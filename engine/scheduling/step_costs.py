@@ -9,7 +9,10 @@ less: one that took a thousand times as long as expected weighs no more than any
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .batch import ScheduledSequence
 
 MEMORY = 0.99
 """What each further observation leaves of an earlier one's weight: 0.99 forgets half in 69."""
@@ -143,6 +146,8 @@ class StepCosts:
         self._swap_default = swap_bytes_per_second
         self._read_bytes = 0.0
         self._read_seconds = 0.0
+        self.unclaimed_seconds = 0.0
+        """Of steps all of whose requests had ended before they were read."""
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         if seconds > 0:
@@ -151,6 +156,38 @@ class StepCosts:
     def observe_swap(self, num_bytes: int, seconds: float) -> None:
         self._swap_bytes = MEMORY * self._swap_bytes + num_bytes
         self._swap_seconds = MEMORY * self._swap_seconds + seconds
+
+    def charge(self, sequences: Sequence[ScheduledSequence], seconds: float) -> None:
+        """Divide the seconds of a step among its requests: the shares sum to them.
+
+        Each is charged in proportion to what its tokens cost and an equal part of what any step
+        costs; while nothing is known of them, by tokens. What is settled is charged nothing.
+        """
+        base, prefill, decode, context, draft, *launch = self._model.coefficients
+        if self._max_graph_rows is not None:
+            num_rows = sum(each.num_tokens for each in sequences)
+            base += launch[0] if num_rows > self._max_graph_rows else 0.0
+        base /= len(sequences)
+        first = base + decode
+        weights = [  # in one loop over plain numbers: it runs once a step
+            0.0
+            if request.is_settled
+            else first + context * (start - request.kv.num_evicted)
+            if num_tokens == 1
+            else (first if num_tokens - num_drafts == 1 else base + prefill * num_tokens)
+            + context * max(start - request.kv.num_evicted, 0)
+            + draft * num_drafts
+            for request, num_tokens, num_drafts, start, _, _ in sequences
+        ]
+        if not any(weights):
+            weights = [0.0 if each[0].is_settled else each.num_tokens for each in sequences]
+        total = sum(weights)
+        if not total:
+            self.unclaimed_seconds += seconds
+            return
+        per_weight = seconds / total
+        for sequence, weight in zip(sequences, weights, strict=True):
+            sequence[0].step_seconds += per_weight * weight
 
     def predict(self, shape: StepShape) -> float:
         return self._model.predict(self._features(shape))

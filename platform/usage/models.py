@@ -58,6 +58,16 @@ class UsageRecord(TenantOwned, Base):
     """The price that it was charged by, by value; None: there was none, and it was free."""
     amount: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     """What it was charged, in 1e-9 of the currency's unit."""
+    step_nanoseconds: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """Its shares of the engine's steps."""
+    kv_byte_seconds: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """Bytes of KV blocks on the device times how long."""
+    loaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """Bytes of adapters that were copied to the device for it."""
+    fetched_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """The part of them that the object store had to give."""
+    cost: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """What all that costs the operator, in 1e-9 of the currency's unit."""
 
 
 class UsageDay(TenantOwned, Base):
@@ -91,6 +101,16 @@ class UsageDay(TenantOwned, Base):
     """Tokens that fine-tuning jobs trained on, for the adapter as a whole: the version is 0."""
     amount: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     """What requests and training were charged, in 1e-9 of the currency's unit."""
+    step_nanoseconds: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """The requests' shares of the engine's steps."""
+    kv_byte_seconds: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """Bytes of KV blocks on the device times how long."""
+    loaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """Bytes of adapters that were copied to the device for them."""
+    fetched_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """The part of them that the object store had to give."""
+    cost: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """What all that costs the operator, in 1e-9 of the currency's unit."""
 
     @classmethod
     def begin(cls, day: date, adapter_name: str, adapter_version: int) -> Self:
@@ -107,4 +127,9 @@ class UsageDay(TenantOwned, Base):
             residency_byte_seconds=0,
             trained_tokens=0,
             amount=0,
+            step_nanoseconds=0,
+            kv_byte_seconds=0,
+            loaded_bytes=0,
+            fetched_bytes=0,
+            cost=0,
         )

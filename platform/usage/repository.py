@@ -67,6 +67,17 @@ class UsageSum(NamedTuple):
     trained_tokens: int
     amount: int
     """In 1e-9 of the currency's unit."""
+    step_nanoseconds: int = 0
+    kv_byte_seconds: int = 0
+    loaded_bytes: int = 0
+    fetched_bytes: int = 0
+    cost: int = 0
+    """In 1e-9 of the currency's unit."""
+
+
+NOTHING = UsageSum((), 0, 0, 0, 0, 0, 0, 0, 0)
+_SUMS = UsageSum._fields[1:]
+"""The columns of a daily row."""
 
 
 class DeviceUsage(NamedTuple):
@@ -90,6 +101,11 @@ REQUEST_SUMS = (
     "completion_tokens",
     "num_cold_loads",
     "amount",
+    "step_nanoseconds",
+    "kv_byte_seconds",
+    "loaded_bytes",
+    "fetched_bytes",
+    "cost",
 )
 """The columns of a daily row that sum requests."""
 
@@ -182,14 +198,7 @@ def _select_sums(query: UsageQuery) -> Select[*tuple[Any, ...]]:
     selected = (
         select(
             *groups,
-            func.coalesce(func.sum(UsageDay.num_requests), 0),
-            func.coalesce(func.sum(UsageDay.prompt_tokens), 0),
-            func.coalesce(func.sum(UsageDay.cached_tokens), 0),
-            func.coalesce(func.sum(UsageDay.completion_tokens), 0),
-            func.coalesce(func.sum(UsageDay.num_cold_loads), 0),
-            func.coalesce(func.sum(UsageDay.residency_byte_seconds), 0),
-            func.coalesce(func.sum(UsageDay.trained_tokens), 0),
-            func.coalesce(func.sum(UsageDay.amount), 0),
+            *(func.coalesce(func.sum(UsageDay.__table__.c[name]), 0) for name in _SUMS),
         )
         .select_from(UsageDay)
         .join(Tenant, Tenant.id == UsageDay.tenant_id)

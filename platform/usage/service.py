@@ -43,7 +43,13 @@ class Usage:
     price_id: int | None = None
     """The price that it is charged by; None: there is none."""
     amount: int = 0
-    """What it costs, in 1e-9 of the currency's unit."""
+    """What it is charged, in 1e-9 of the currency's unit."""
+    step_nanoseconds: int = 0
+    kv_byte_seconds: int = 0
+    loaded_bytes: int = 0
+    fetched_bytes: int = 0
+    cost: int = 0
+    """What it costs the operator, in the unit of `amount`."""
     ended_at: datetime = field(default_factory=utc_now)
 
 
@@ -167,6 +173,11 @@ def _sums(usage: Usage) -> dict[str, int]:
         "completion_tokens": usage.completion_tokens,
         "num_cold_loads": int(bool(usage.load_ms)),
         "amount": usage.amount,
+        "step_nanoseconds": usage.step_nanoseconds,
+        "kv_byte_seconds": usage.kv_byte_seconds,
+        "loaded_bytes": usage.loaded_bytes,
+        "fetched_bytes": usage.fetched_bytes,
+        "cost": usage.cost,
     }
 
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import func, select
 
@@ -15,10 +16,12 @@ from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.inference import ledger_writer
 from loraplex.api.inference.ledger_writer import MAX_REQUESTS, Charge, LedgerWriter, Owner
 from loraplex.api.inference.pricing import Pricing
+from loraplex.api.inference.used import Used
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
 from loraplex.platform.models import Reservation, UsageDay, UsageRecord
+from loraplex.platform.prices.cost_rates import CostRates
 from loraplex.platform.quotas.models import RateKind
 from loraplex.platform.sessions import TenantStatements
 from support.catalog import make_tenant
@@ -186,6 +189,24 @@ def test_a_row_keeps_its_owner_and_the_time_at_which_its_request_ended(
     assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (9, 4, 3)
     assert (row.tier, row.load_ms, row.finish_reason) == ("host", 2.5, "length")
     assert (row.created_at, day) == (yesterday, yesterday.date())
+
+
+def test_a_row_has_what_its_request_has_used_and_what_that_costs(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    rates = CostRates(per_step_hour=36 * 10**8, per_kv_gib_hour=0, per_loaded_gib=10**9)
+    used = Used(2_000_000_000, 5 * 2**40, 2**29, 7)
+    ended = msgspec.structs.replace(charge(), used=used)
+
+    async def scenario() -> None:
+        writer = LedgerWriter(control_plane, rates=rates)
+        assert await writer.write(owner(tenant_ids[0], "a"), ended)
+
+    asyncio.run(scenario())
+    with control_plane._database.transaction(tenant_ids[0], read_only=True) as session:
+        row = session.scalars(select(UsageRecord)).one()
+    assert [getattr(row, name) for name in Used.__struct_fields__] == [*msgspec.to_builtins(used)]
+    assert row.cost == 2 * 10**6 + 5 * 10**8, "2 s of steps and half a GiB"
 
 
 def test_a_row_that_cannot_be_written_keeps_no_other_from_being_so(

@@ -24,6 +24,8 @@ from loraplex.api.inference.metering import Account, Metering
 from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.errors import Overloaded, TenantQueueFull
+from loraplex.engine.messages import FinishReason, RequestFinished, Resources
+from loraplex.engine.process.request_end import RequestEnd
 from loraplex.engine.token_journal import TokenJournal
 from loraplex.platform.adapters.composition import Composition, ResolvedMember
 from loraplex.platform.adapters.registry import AdapterRef
@@ -532,3 +534,58 @@ def test_a_compositions_row_names_all_adapters_unless_its_server_died_and_the_na
         later.die()
 
     run(scenario())
+
+
+# --- what requests have used ----------------------------------------------------------------------
+
+
+def end_with(used: Resources | None) -> RequestEnd:
+    """The end of a request; None: it is still to come."""
+    end = RequestEnd()
+    if used is not None:
+        end.come(RequestFinished("r", FinishReason.STOP, 10, 7, used=used))
+    return end
+
+
+def settle_with(
+    home: Path, principal: Principal, *ends: RequestEnd, late: Resources | None = None
+) -> UsageRecord:
+    """The row of a request with these ends; `late`: what comes for the last one meanwhile."""
+
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal)
+        settling = asyncio.create_task(life.metering.settle(account, WHOLE._replace(ends=ends)))
+        await asyncio.sleep(0.05)
+        if late is not None:
+            assert not settling.done()
+            ends[-1].come(RequestFinished("r", FinishReason.ABORTED, 10, 7, used=late))
+        await settling
+        await life.metering.close()
+        life.die()
+
+    asyncio.run(scenario())
+    database = Database(server_settings(home).database_url)
+    with database.transaction(principal.tenant_id, read_only=True) as session:
+        row = session.scalars(select(UsageRecord)).one()
+        session.expunge_all()
+    database.close()
+    return row
+
+
+def test_a_charge_has_what_all_choices_used_and_waits_for_one_that_was_cut_short(
+    home: Path, principal: Principal
+) -> None:
+    early, late = Resources(1.5, 1000.4, 30, 20), Resources(0.25, 3.0, 5, 0)
+    row = settle_with(home, principal, end_with(early), end_with(None), late=late)
+    assert row.step_nanoseconds == 1_750_000_000
+    assert (row.kv_byte_seconds, row.loaded_bytes, row.fetched_bytes) == (1003, 35, 20)
+    assert row.completion_tokens == WHOLE.counts.num_completion_tokens
+
+
+def test_a_charge_does_not_wait_for_ever_for_an_end(
+    home: Path, principal: Principal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metering, "END_SECONDS", 0.1)
+    row = settle_with(home, principal, end_with(Resources(2.0)), end_with(None))
+    assert row.step_nanoseconds == 2_000_000_000

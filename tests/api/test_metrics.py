@@ -161,6 +161,7 @@ def recorded() -> Recorded:
     metrics.http.observe(method="GET", route="/r", status=200, code="", seconds=0.5)
     metrics.starts.observe(RequestStarted("r", 0.5, 0.25, Tier.DISK, 16))
     metrics.usage.observe("acme", prompt_tokens=30, completion_tokens=40)
+    metrics.usage.observe_resources("acme", step_seconds=1.5, kv_byte_seconds=4000, loaded_bytes=70)
     metrics.observe_expiring_keys("tenant", 1)
     metrics.batches.note_line(is_success=True)
     metrics.tuning.note_job("succeeded")
@@ -381,6 +382,19 @@ def test_only_so_many_tenants_have_a_label_of_their_own() -> None:
     kept = re.findall(r'tokens_total{kind="prompt",tenant="t\d+"} 2.0', recorded.text())
     assert len(kept) == MAX_TENANTS
     assert recorded.value(f'tokens_total{{kind="prompt",tenant="{OTHER_TENANTS}"}}') == 2 * 5
+
+
+def test_what_requests_have_used_is_counted_by_tenant_and_never_without_bound() -> None:
+    recorded = Recorded()
+    for number in range(MAX_TENANTS + 2):
+        recorded.metrics.usage.observe_resources(
+            f"t{number}", step_seconds=0.5, kv_byte_seconds=3000, loaded_bytes=7
+        )
+    for tenant, factor in (("t0", 1), (OTHER_TENANTS, 2)):
+        labels = f'{{tenant="{tenant}"}}'
+        assert recorded.value(f"tenant_step_seconds_total{labels}") == 0.5 * factor
+        assert recorded.value(f"tenant_kv_byte_seconds_total{labels}") == 3000 * factor
+        assert recorded.value(f"tenant_loaded_bytes_total{labels}") == 7 * factor
 
 
 def test_bytes_by_tier_come_from_the_engine_and_the_fetcher(recorded: Recorded) -> None:

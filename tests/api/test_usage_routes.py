@@ -89,6 +89,10 @@ def test_sums_come_by_day_adapter_and_version_in_pages(used: Caller) -> None:
         "trained_tokens": 0,
         "amount": "0.00",
         "currency": currency,
+        "step_seconds": 0.0,
+        "kv_byte_seconds": 0,
+        "loaded_bytes": 0,
+        "fetched_bytes": 0,
     }
     rows, page = first["data"], first
     while page["has_more"]:
@@ -190,6 +194,49 @@ def test_operators_see_all_tenants_or_one(server: ServerUnderTest, used: Caller)
         )
         assert len(own.json()["data"]) == 2
     check_envelope(used.http.get("/admin/usage"), "insufficient_scope")
+
+
+def test_operators_alone_see_costs_and_margins(server: ServerUnderTest, caller: Caller) -> None:
+    used = {"step_nanoseconds": 2_500_000_000, "kv_byte_seconds": 10**12, "loaded_bytes": 9}
+    for number, amount in enumerate((10**8, 5 * 10**8)):
+        request_id = f"{caller.slug}-{number}"
+        add(server, caller, request_id=request_id, amount=amount, cost=4 * 10**8, **used)
+    headers = {"authorization": f"Bearer {server.make_operator(caller.slug)}"}
+    query = {"group_by": "tenant", "tenant": caller.slug}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60.0) as operator:
+        (row,) = operator.get("/admin/usage", params=query).json()["data"]
+        text = operator.get("/admin/usage", params={**query, "format": "csv"}).text
+    assert (row["amount"], row["cost"], row["margin"]) == ("0.60", "0.80", "-0.20")
+    (line,) = csv.DictReader(io.StringIO(text))
+    assert (line["cost"], line["margin"], line["step_seconds"]) == ("0.80", "-0.20", "5.0")
+    (own,) = get(caller, group_by="adapter")["data"]
+    assert (own["step_seconds"], own["kv_byte_seconds"], own["loaded_bytes"]) == (
+        5.0,
+        2 * 10**12,
+        18,
+    )
+    assert not {"cost", "margin"} & own.keys()
+    record = get(caller, f"/v1/usage/requests/{caller.slug}-0")
+    assert (record["step_seconds"], record["kv_byte_seconds"]) == (2.5, 10**12)
+    assert "cost" not in record
+    csv_of_tenant = caller.http.get("/v1/usage", params={"format": "csv"}).text
+    assert "cost" not in csv_of_tenant.splitlines()[0].split(",")
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": ["e", "a", "o", "i", " "], "n": 2}])
+def test_a_request_has_used_the_engine_however_it_ends(
+    caller: Caller, server: ServerUnderTest, fields: dict[str, Any]
+) -> None:
+    answer = caller.http.post(
+        "/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 40, **fields}
+    )
+    assert answer.is_success, answer.text
+    record = get(caller, f"/v1/usage/requests/{answer.headers['x-request-id']}")
+    assert 0 < record["step_seconds"] < 60
+    assert record["kv_byte_seconds"] > 0
+    assert (record["loaded_bytes"], record["fetched_bytes"]) == (0, 0), "the base is always there"
+    (sums,) = get(caller, group_by="day")["data"]
+    assert sums["step_seconds"] == pytest.approx(record["step_seconds"])
 
 
 def test_the_command_prints_what_the_api_says(used: Caller) -> None:

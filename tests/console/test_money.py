@@ -134,6 +134,27 @@ def fill_budget(page: Page, label: str, amount: str) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+@pytest.mark.parametrize("cost", ["0.00", "0.75"])
+def test_costs_and_margins_are_shown_only_where_there_are_rates(
+    operator: Visitor, page: Page, cost: str
+) -> None:
+    def answer(route: Route) -> None:
+        sums: dict[str, Any] = route.fetch().json()
+        for each in sums["data"]:
+            each.update(cost=cost, amount="0.50", margin="-0.25", currency="EUR")
+        route.fulfill(json=sums)
+
+    page.route("**/admin/usage?*", answer)
+    operator.open("/usage")
+    expect(page.get_by_role("columnheader", name="Steps")).to_have_count(1)
+    for name in ("Cost", "Margin"):
+        header = page.get_by_role("columnheader", name=name, exact=True)
+        expect(header).to_have_count(0 if cost == "0.00" else 1)
+    if cost != "0.00":
+        expect(page.get_by_role("cell", name="-0.25 EUR").first).to_be_visible()
+    page.unroute("**/admin/usage?*")
+
+
 @pytest.mark.parametrize("currency", [None, "EUR"])
 def test_what_was_charged_is_shown_only_where_there_are_prices(
     operator: Visitor, page: Page, currency: str | None

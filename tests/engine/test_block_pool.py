@@ -104,3 +104,55 @@ def test_withdrawn_blocks_are_out_of_use_until_they_are_restored() -> None:
     assert pool.num_usable == 4
     assert pool.allocate(1) == [4]
     pool.check_integrity()
+
+
+class ManualClock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_blocks_seconds_are_divided_among_its_holders_of_each_moment() -> None:
+    clock = ManualClock()
+    pool = BlockPool(3, clock=clock)
+    blocks = pool.allocate(1)
+    assert blocks is not None
+    (block,) = blocks
+    clock.now += 6.0  # held by the first alone
+    second = -pool.share([block])
+    clock.now += 8.0  # by both
+    first = pool.free([block])
+    clock.now += 1.0
+    second += pool.free([block])
+    assert (first, second) == (6.0 + 4.0, 4.0 + 1.0)
+    clock.now += 50.0  # by nobody, while its content is cached
+    third = -pool.share([block])
+    clock.now += 2.0
+    third += pool.free([block])
+    assert third == 2.0
+    pool.forget(block)
+    assert pool.allocate(1) == [block]
+    assert pool.free([block]) == 0.0, "its content is another, and no time has passed"
+
+
+def test_what_all_holders_are_told_is_what_all_blocks_were_held_for() -> None:
+    rng, clock = random.Random(5), ManualClock()
+    pool = BlockPool(20, clock=clock)
+    holders: list[tuple[list[int], float]] = []
+    told = spent = 0.0
+    for _ in range(2_000):
+        seconds = rng.random()
+        spent += seconds * (pool.num_usable - pool.num_free)
+        clock.now += seconds
+        move = rng.randrange(3)
+        if move == 0 and (new := pool.allocate(rng.randrange(1, 5))):
+            holders.append((new, 0.0))
+        elif move == 1 and holders:
+            blocks = rng.choice(holders)[0]
+            holders.append((blocks, -pool.share(blocks)))
+        elif move == 2 and holders:
+            blocks, noted = holders.pop(rng.randrange(len(holders)))
+            told += noted + pool.free(blocks)
+    told += sum(noted + pool.free(blocks) for blocks, noted in holders)
+    assert told == pytest.approx(spent)

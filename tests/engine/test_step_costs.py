@@ -6,6 +6,12 @@ import random
 
 import pytest
 
+from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.request import Request
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.scheduling.batch import ScheduledSequence
 from loraplex.engine.scheduling.step_costs import StepCosts, StepShape
 
 
@@ -236,3 +242,75 @@ def test_prompt_tokens_stay_in_a_graph_unless_more_of_them_fit_outside(
     assert tokens == pytest.approx(
         expected, abs=0.15 * expected if expected not in (48, 512) else 0
     )
+
+
+def scheduled(num_tokens: int, *, start: int, num_drafts: int = 0) -> ScheduledSequence:
+    submitted = GenerationRequest("r", "acme", [1], SamplingParams())
+    request = Request(submitted, CacheNamespace("acme", "runtime", None), 0, 0.0, None)
+    request.kv = SequenceBlocks.empty(1)
+    return ScheduledSequence(request, num_tokens, num_drafts, start, True, None)
+
+
+MIXED = [(1, 400, 0), (1, 3000, 0), (4, 50, 3), (256, 0, 0), (64, 512, 0)]
+"""Of each sequence of a step its tokens, its position and how many of the tokens are drafted."""
+
+
+def test_a_step_is_divided_by_what_each_request_adds_to_it_and_its_base_equally() -> None:
+    costs = make_costs(noise=0.0)
+    for _ in range(60):  # what draft tokens cost
+        shape = StepShape(0, 8, 2000, 16)
+        costs.observe(shape, true_seconds(shape))
+    sequences = [scheduled(tokens, start=at, num_drafts=drafts) for tokens, at, drafts in MIXED]
+    costs.charge(sequences, 2.0)
+    added = []
+    for tokens, at, drafts in MIXED:
+        known = tokens - drafts
+        shape = StepShape(known if known > 1 else 0, int(known == 1), at, drafts)
+        added.append(true_seconds(shape) - 0.004 + 0.004 / len(MIXED))
+    shares = [sequence.request.step_seconds for sequence in sequences]
+    assert sum(shares) == pytest.approx(2.0, rel=1e-12)
+    assert shares == pytest.approx([2.0 * each / sum(added) for each in added], rel=0.01)
+
+
+def test_evicted_tokens_are_not_attended_to_and_not_paid_for() -> None:
+    costs = make_costs(noise=0.0)
+    long, evicted = scheduled(1, start=4000), scheduled(1, start=4000)
+    evicted.request.kv.num_evicted = 3500
+    costs.charge([long, evicted], 1.0)
+    short = scheduled(1, start=500)
+    costs.charge([scheduled(1, start=4000), short], 1.0)
+    assert evicted.request.step_seconds == short.request.step_seconds < long.request.step_seconds
+
+
+def test_the_first_step_is_divided_by_tokens() -> None:
+    costs = StepCosts()
+    sequences = [scheduled(1, start=9), scheduled(1, start=90), scheduled(2, start=9, num_drafts=1)]
+    costs.charge(sequences, 1.0)
+    assert [each.request.step_seconds for each in sequences] == [0.25, 0.25, 0.5]
+    assert costs.unclaimed_seconds == 0.0
+
+
+def test_those_who_are_left_pay_for_a_step_and_nobody_if_none_is() -> None:
+    costs = make_costs(noise=0.0)
+    ended, left = scheduled(1, start=100), scheduled(1, start=100)
+    ended.request.is_settled = True
+    costs.charge([ended, left], 0.5)
+    assert (ended.request.step_seconds, left.request.step_seconds) == (0.0, 0.5)
+    left.request.is_settled = True
+    costs.charge([ended, left], 0.25)
+    assert (ended.request.step_seconds, left.request.step_seconds) == (0.0, 0.5)
+    assert costs.unclaimed_seconds == 0.25
+
+
+def test_a_step_that_no_graph_takes_pays_for_its_launches_too() -> None:
+    costs = StepCosts(max_graph_rows=16)
+    rng = random.Random(3)
+    for _ in range(400):
+        shape = random_shape(rng)
+        costs.observe(shape, true_seconds(shape) + 0.02 * (shape.num_rows > 16))
+    prompt, decode = scheduled(200, start=0), scheduled(1, start=0)
+    costs.charge([prompt, decode], 1.0)
+    equal = (0.004 + 0.02) / 2
+    expected = [equal + 200 * 1e-4, equal + 3e-4]
+    shares = [prompt.request.step_seconds, decode.request.step_seconds]
+    assert shares == pytest.approx([each / sum(expected) for each in expected], rel=0.02)

@@ -20,7 +20,7 @@ from loraplex.platform.sessions import ScopeViolation
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
 from loraplex.platform.usage.models import UsageDay, UsageRecord
-from loraplex.platform.usage.repository import DeviceUsage, Group, UsageQuery
+from loraplex.platform.usage.repository import NOTHING, DeviceUsage, Group, UsageQuery
 from loraplex.platform.usage.service import Usage
 from support.catalog import make_digest, make_tenant, make_version
 from support.databases import copy_of_migrated_sqlite, empty_all_tables
@@ -220,9 +220,36 @@ def test_the_sums_of_all_tenants_narrow_to_one(
     assert sums == {"acme": [5], "bolt": [8], None: [13]}
 
 
+def test_what_requests_have_used_and_cost_is_summed(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    large = 3 * 10**17  # sums of it do not fit 64 bits everywhere
+    used = replace(
+        ADAPTER_USAGE,
+        step_nanoseconds=1_500_000_000,
+        kv_byte_seconds=large,
+        loaded_bytes=70,
+        fetched_bytes=60,
+        amount=500,
+        cost=700,
+    )
+    for number in range(2):
+        assert record(database, acme, replace(used, request_id=f"request-{number}"))
+    assert not record(database, acme, replace(used, request_id="request-0")), "it is counted once"
+    assert record(database, bolt, replace(used, request_id="other", cost=1))
+    row = find(database, acme, "request-1")
+    assert (row.step_nanoseconds, row.kv_byte_seconds) == (1_500_000_000, large)
+    assert (row.loaded_bytes, row.fetched_bytes, row.cost) == (70, 60, 700)
+    with database.transaction(acme.id, read_only=True) as session:
+        (sums,) = usage.sum_usage(session, UsageQuery((Group.VERSION,)))
+    assert (sums.step_nanoseconds, sums.kv_byte_seconds) == (3_000_000_000, 2 * large)
+    assert (sums.loaded_bytes, sums.fetched_bytes) == (140, 120)
+    assert (sums.amount, sums.cost) == (1000, 1400)
+
+
 def test_without_usage_all_sums_are_zero(database: Database, acme: Tenant) -> None:
     with database.transaction(acme.id, read_only=True) as session:
-        assert usage.sum_usage(session, UsageQuery(())) == [((), 0, 0, 0, 0, 0, 0, 0, 0)]
+        assert usage.sum_usage(session, UsageQuery(())) == [NOTHING]
 
 
 def test_device_usage_counts_for_the_lowest_version_that_is_left(

@@ -5,7 +5,7 @@ What the engine's core does around them is repeated here in the same order.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,7 +26,7 @@ from loraplex.engine.messages import (
     TokensGenerated,
 )
 from loraplex.engine.request import Request
-from loraplex.engine.scheduling.batch import ScheduledBatch
+from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from loraplex.engine.scheduling.drains import Drains
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.step_costs import StepCosts
@@ -76,6 +76,7 @@ class SimulatedEngine:
             prefix_secret=b"secret" if scenario.prefix_caching else None,
             num_swap_slots=scenario.num_swap_slots,
             tenant_cap=scenario.limits.tenant_cap,
+            clock=clock,
         )
         if disk is not None:
             self.kv.use_disk(disk, scenario.num_disk_slots, scenario.limits.kv_block_bytes)
@@ -130,6 +131,11 @@ class SimulatedEngine:
         self.pipeline = self._open_pipeline(scenario.num_stages)
         self.has_read = False
         """Whether the last iteration read a step that was in flight."""
+        self.read_steps: list[Sequence[ScheduledSequence]] = []
+        """The steps whose output the last iteration read."""
+        self._launched: deque[Sequence[ScheduledSequence]] = deque()
+        self.ended: list[Request] = []
+        """The requests whose ends the last iteration announces."""
         self.suspects: frozenset[str] = frozenset()
         """Who is suspected if the engine crashes now."""
         self.delivered: Counter[str] = Counter()
@@ -249,6 +255,7 @@ class SimulatedEngine:
         self.evicted = self.drains.poll()
         self.draft_tokens.begin_step()
         self.has_read = False
+        self.read_steps.clear()
         self.pipeline.read_if_needed()
         self.schedule = self.scheduler.schedule()
         for request, error in self.schedule.failed:
@@ -279,6 +286,7 @@ class SimulatedEngine:
         sequences = self.execution.current(batch.sequences)
         if sequences and self._scenario.is_async and self.pipeline.takes(sequences):
             self.counts["steps_in_flight"] += 1
+            self._launched.append(sequences)
             self.pipeline.run(sequences)
             return
         if not self.pipeline.is_empty:
@@ -289,16 +297,19 @@ class SimulatedEngine:
             self.executed = batch.running(sequences)
             self._name([sequence.request.request_id for sequence in sequences])
             self.execution.run(sequences)
+            self.read_steps.append(sequences)
 
     def _name(self, request_ids: Sequence[str]) -> None:
         self.suspects = frozenset(request_ids)
 
     def _note_read(self, is_one_step: bool) -> None:
         self.has_read = True
+        self.read_steps.append(self._launched.popleft())
 
     def _announce_end(self, request: Request, reason: str) -> None:
         self.contents.pop(request.request_id, None)
         self.readings.settle(request, reason)
+        self.ended.append(request)
         self._on_end(request, reason)
         self.drains.note_end(request, is_deleted=reason == AdapterDeleted.code)
 

@@ -27,6 +27,7 @@ from support.block_tables import blocks_of, tables_of
 
 from .border import BLOCK_BYTES
 from .contents import STOP_TOKEN, Contents, End, next_token, values_of_block
+from .costs import CostChecks
 from .device import moved
 from .disk import is_of
 from .evictions import EvictionChecks
@@ -66,6 +67,7 @@ class Checks:
         self._scheduler = world.engine.scheduler
         self._limits = world.scenario.limits
         self._num_groups = len(world.scenario.groups)
+        self.costs = CostChecks(world.engine)
         self.service = ServiceChecks(world.engine.scheduler)
         smallest = min(group.num_usable for group in world.scenario.groups)
         self._slack = world.scenario.limits.max_num_seqs / smallest
@@ -686,6 +688,7 @@ class Checks:
             self._engine.arena.extents.check()
         except AssertionError as error:
             raise Violation(Invariant.BLOCKS_CONSERVED, str(error)) from error
+        self.costs.check(live)
         for request in live:
             if request.lease:
                 is_right = self._has_its_adapter(request, request.lease)

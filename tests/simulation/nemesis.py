@@ -180,7 +180,7 @@ class Nemesis:
     # --- the machine ----------------------------------------------------------------------------
 
     def _jump_clock(self) -> None:
-        self._world.now += self._rng.choice((0.5, 5.0, 70.0))
+        self._world.advance(self._rng.choice((0.5, 5.0, 70.0)))
         self._count("clock_jumps")
 
     def _restart(self) -> None:

@@ -6,7 +6,7 @@ only as good as the number of these defects that it detects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -64,6 +64,7 @@ from loraplex.engine.scheduling.preemption import Preemption
 from loraplex.engine.scheduling.queue_limits import QueueLimits
 from loraplex.engine.scheduling.running import Running
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
+from loraplex.engine.scheduling.step_costs import StepCosts
 from loraplex.engine.scheduling.waiting import WaitingQueue
 
 from .device import FakeDevice
@@ -221,24 +222,26 @@ def counts_background_requests_as_queued(correct: Any, scheduler: Any, request: 
 
 
 @_plant(BlockPool, "free")
-def skips_a_decref(free: Any, self: BlockPool, block_ids: list[int]) -> None:
+def skips_a_decref(free: Any, self: BlockPool, block_ids: list[int]) -> Any:
     """The last block is only half full, it will be needed again."""
-    free(self, block_ids[:-1] if len(block_ids) > 3 else block_ids)
+    return free(self, block_ids[:-1] if len(block_ids) > 3 else block_ids)
 
 
 @_plant(BlockPool, "share")
-def shares_without_incref(share: Any, self: BlockPool, block_ids: Iterator[int]) -> None:
+def shares_without_incref(share: Any, self: BlockPool, block_ids: Iterator[int]) -> Any:
     """Whoever has been counted once is safe."""
-    share(self, [block_id for block_id in block_ids if not self.ref_count(block_id)])
+    return share(self, [block_id for block_id in block_ids if not self.ref_count(block_id)])
 
 
 @_plant(BlockPool, "share")
 def leaves_shared_blocks_on_the_free_list(
     share: Any, self: BlockPool, block_ids: Iterator[int]
-) -> None:
+) -> Any:
     """The count alone says who is free."""
-    for block_id in block_ids:
-        self._ref_counts[block_id] += 1
+    free, self._free = self._free, self._free.copy()
+    meters = share(self, block_ids)
+    self._free = free
+    return meters
 
 
 @_plant(KvBlocks, "release")
@@ -1170,6 +1173,82 @@ def keeps_the_cache_of_drained_adapters(
     kv, self._kv = self._kv, mock.Mock()
     note(self, request, is_deleted=is_deleted)
     self._kv = kv
+
+
+# --- what requests are charged with ---------------------------------------------------------------
+
+
+@_plant(StepCosts, "charge")
+def charges_requests_whose_end_was_announced(
+    charge: Any, self: StepCosts, sequences: Sequence[ScheduledSequence], seconds: float
+) -> None:
+    """They were in the step."""
+    settled = [each.request for each in sequences if each.request.is_settled]
+    for request in settled:
+        request.is_settled = False
+    charge(self, sequences, seconds)
+    for request in settled:
+        request.is_settled = True
+
+
+@_plant(StepCosts, "charge")
+def charges_each_request_with_the_whole_step(
+    charge: Any, self: StepCosts, sequences: Sequence[ScheduledSequence], seconds: float
+) -> None:
+    """The step was needed for each of them."""
+    for sequence in sequences:
+        charge(self, [sequence], seconds)
+
+
+@_plant(BlockPool, "_read")
+def charges_each_holder_with_the_whole_block(
+    read: Any, self: BlockPool, block_id: int, now: float
+) -> float:
+    """Each of them would need it without the others."""
+    held_before, self._meters[block_id] = self._meters[block_id], 0.0
+    seconds = read(self, block_id, now) * self.ref_count(block_id)
+    self._meters[block_id] = held_before + seconds
+    return self._meters[block_id]
+
+
+@_plant(BlockPool, "share")
+def lets_newcomers_pay_for_those_before(
+    share: Any, self: BlockPool, block_ids: Iterator[int]
+) -> float:
+    """The meter says what the block has cost."""
+    share(self, block_ids)
+    return 0.0
+
+
+@_plant(BlockPool, "allocate")
+def goes_on_with_the_meter_of_the_last_content(
+    allocate: Any, self: BlockPool, count: int
+) -> list[int] | None:
+    """A meter only ever grows."""
+    meters = list(self._meters)
+    block_ids: list[int] | None = allocate(self, count)
+    for block_id in block_ids or ():
+        self._meters[block_id] = meters[block_id]
+    return block_ids
+
+
+@_plant(KvBlocks, "release")
+def forgets_what_was_held_until_a_release(
+    release: Any, self: KvBlocks, seq: SequenceBlocks
+) -> None:
+    """It begins anew."""
+    release(self, seq)
+    seq.held_seconds = [0.0] * len(self.groups)
+
+
+@_plant(AdapterManager, "claim_load")
+def charges_every_user_with_the_load(claim: Any, self: AdapterManager[Any], key: AdapterKey) -> int:
+    """It was loaded for all of them."""
+    num_bytes: int = claim(self, key)
+    record = self._records.resident(key)
+    if record is not None:
+        record.num_unclaimed_bytes = num_bytes
+    return num_bytes
 
 
 # --- the border between KV cache and arena --------------------------------------------------------

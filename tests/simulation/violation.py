@@ -35,6 +35,7 @@ class Invariant(StrEnum):
     BILLED = (
         "I24 each token is billed once, and as cached if the prompt's computation found it cached"
     )
+    CHARGED = "I25 requests are charged with what the engine has spent, each thing once"
     DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"
 
 

@@ -82,6 +82,7 @@ class World:
             self._drain()
             num_leaked = self.checks.num_leaked()
             require(not num_leaked, Invariant.QUIESCENT, f"{num_leaked} things are still held")
+            self.checks.costs.check_blocks()
         except Violation as found:
             violation = str(found)
         except Exception as error:  # an assertion of the code under test is a finding too
@@ -129,7 +130,7 @@ class World:
         self.nemesis.rest()
         for request_id in list(self.ledger.live)[MAX_DRAINED_REQUESTS:]:
             self.abort(request_id)  # a long queue would take long and show nothing more
-        self.now += MAX_BACKOFF_SECONDS
+        self.advance(MAX_BACKOFF_SECONDS)
         for _ in range(MAX_DRAIN_STEPS):
             if not self.ledger.live and self.is_still and self.checks.are_pins_settled():
                 return
@@ -160,13 +161,20 @@ class World:
 
     def _pass_time(self, batch: ScheduledBatch | None) -> None:
         if batch is None:
-            self.now += IDLE_SECONDS
+            self.advance(IDLE_SECONDS)
+            self.checks.costs.after_step(0.0)
             return
         batch = self.engine.executed or batch
         seconds = self.scenario.true_seconds.of(batch.shape, self.rng)
         swap_seconds = self.scenario.swap_block_seconds * self.engine.device.num_moved_blocks
-        self.now += seconds + swap_seconds
+        self.advance(seconds + swap_seconds)
+        self.checks.costs.after_step(seconds + swap_seconds)
         self.engine.scheduler.observe(batch, seconds + swap_seconds, swap_seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Let the clock go on."""
+        self.checks.costs.pass_time(seconds)
+        self.now += seconds
 
     # --- what befalls the engine ----------------------------------------------------------------
 

@@ -67,6 +67,9 @@ class FakeAdapterManager:
     def load_seconds(self, key: AdapterKey) -> float:
         return 0.25
 
+    def claim_load(self, key: AdapterKey) -> int:
+        return 0
+
     def leased_share(self, tenant_id: str) -> float:
         leased = {lease.key for lease in self.leases.values() if lease.key.tenant_id == tenant_id}
         return len(leased) / self.capacity
@@ -102,6 +105,7 @@ class SchedulerBench:
             BLOCK,
             prefix_secret=bytes(range(32)) if prefix_caching else None,
             num_swap_slots=slots,
+            clock=lambda: self.now,
         )
         self.manager = FakeAdapterManager()
         self.costs = StepCosts()

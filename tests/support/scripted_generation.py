@@ -25,6 +25,7 @@ from loraplex.engine.messages import (
     TokensGenerated,
 )
 from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.request_end import RequestEnd
 from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.text_form import TextForm
@@ -72,6 +73,7 @@ class ScriptedStream:
         on_close: Callable[[], None],
         take: Callable[[RequestEvent], None],
     ) -> None:
+        self.end = RequestEnd()
         self._play = play
         self._on_close = on_close
         self._take = take  # held as the engine's client does

@@ -36,6 +36,7 @@ from loraplex.engine.messages import (
     PrefixTransport,
     RequestFinished,
     RequestStarted,
+    Resources,
     StepEvents,
     Submit,
     ToAgent,
@@ -71,6 +72,30 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
         asyncio.run(test(*args, **others))
 
     return run
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+def ended(request_id: str, reason: FinishReason, used: Resources) -> RequestFinished:
+    return RequestFinished(request_id, reason, len(LONG), 0, used=used)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORTED])
+def test_a_request_is_charged_with_what_both_replicas_have_spent_on_it(
+    reason: FinishReason,
+) -> None:
+    router = router_of(p=PREFILL, d=DECODE)
+    passing = handovers.Handovers(router, lambda name, message: True, lambda name: True, float)
+    request = make_request("r", LONG)
+    router.open(asked("r"), "d")
+    passing.begin(request, "p", "d")
+    on_prompt, on_output = Resources(2.0, 300.0, 10, 10), Resources(5.0, 4000.0, 10, 0)
+    passing.note("p", StepEvents(finished=[ended("r/prefill", reason, on_prompt)]))
+    other = ended("other", FinishReason.STOP, on_output)
+    assert passing.with_prefill(other) is other
+    end = passing.with_prefill(ended("r", FinishReason.STOP, on_output))
+    assert end.used == Resources(7.0, 4300.0, 20, 10)
 
 
 # --- the choice -----------------------------------------------------------------------------------

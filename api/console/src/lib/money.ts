@@ -5,9 +5,10 @@ const MIN_DECIMALS = 2;
 
 /** All amounts together. */
 export function sumOfMoney(amounts: string[]): string {
-  const digits = amounts.reduce((all, amount) => all + nanosOf(amount), 0n).toString().padStart(DECIMALS + 1, "0");
+  const sum = amounts.reduce((all, amount) => all + nanosOf(amount), 0n);
+  const digits = (sum < 0n ? -sum : sum).toString().padStart(DECIMALS + 1, "0");
   const decimals = digits.slice(-DECIMALS).replace(/0+$/, "").padEnd(MIN_DECIMALS, "0");
-  return `${digits.slice(0, -DECIMALS)}.${decimals}`;
+  return `${sum < 0n ? "-" : ""}${digits.slice(0, -DECIMALS)}.${decimals}`;
 }
 
 /** The amount with its currency, if there is one. */

@@ -14,6 +14,12 @@ const sum = (day: string, factor: number): UsageSum => ({
   trained_tokens: 7 * factor,
   amount: `${factor}.50`,
   currency: "EUR",
+  step_seconds: 2.5 * factor,
+  kv_byte_seconds: 1000 * factor,
+  loaded_bytes: 30 * factor,
+  fetched_bytes: 20 * factor,
+  cost: `${2 * factor}.00`,
+  margin: `-${factor - 1}.50`,
 });
 const SUMS = [sum("2026-11-20", 1), sum("2026-11-22", 5)];
 const DAYS = ["2026-11-20", "2026-11-21", "2026-11-22"];
@@ -35,5 +41,5 @@ test("each metric has a figure for each day, and nothing where nothing was used"
 
 test("the total adds every figure", () => {
   const { day: _, ...expected } = sum("", 6);
-  assert.deepEqual(total(SUMS), { ...expected, amount: "7.00" });
+  assert.deepEqual(total(SUMS), { ...expected, amount: "7.00", margin: "-5.00" });
 });

@@ -52,5 +52,11 @@ export function total(sums: UsageSum[]): UsageSum {
     trained_tokens: add((sum) => sum.trained_tokens),
     amount: sumOfMoney(sums.map((sum) => sum.amount)),
     currency: sums[0]?.currency ?? null,
+    step_seconds: add((sum) => sum.step_seconds),
+    kv_byte_seconds: add((sum) => sum.kv_byte_seconds),
+    loaded_bytes: add((sum) => sum.loaded_bytes),
+    fetched_bytes: add((sum) => sum.fetched_bytes),
+    cost: sumOfMoney(sums.map((sum) => sum.cost ?? "0")),
+    margin: sumOfMoney(sums.map((sum) => sum.margin ?? "0")),
   };
 }

@@ -11,9 +11,9 @@ import { Figures, Page, Panel, Segments } from "../components/layout.tsx";
 import { LimitsInUse } from "../components/limits-in-use.tsx";
 import { EmptyState, Loaded } from "../components/states.tsx";
 import { days } from "../lib/days.ts";
-import { bytes, count, percent } from "../lib/format.ts";
+import { bytes, count, duration, percent } from "../lib/format.ts";
 import { useParam, useRested } from "../lib/hooks.ts";
-import { money } from "../lib/money.ts";
+import { money, sumOfMoney } from "../lib/money.ts";
 import { usePages } from "../lib/pages.ts";
 import { METRICS, daily, total, type Group, type Metric, type UsageSum } from "../lib/usage.ts";
 import { useScope } from "../session.tsx";
@@ -174,6 +174,11 @@ function groupsOf(group: Group, { isOperator, tenant }: Asked): Group[] {
   return [group];
 }
 
+/** Operators see costs, if the server has rates. */
+function hasCosts(inAll: UsageSum): boolean {
+  return inAll.cost !== undefined && inAll.cost !== sumOfMoney([]);
+}
+
 /** `inAll`: the sum over all rows, of which a page shows a part. */
 function columnsOf(groups: Group[], inAll: UsageSum | undefined): Columns<UsageSum> {
   const names: Record<Group, Columns<UsageSum>[number]> = {
@@ -194,6 +199,12 @@ function columnsOf(groups: Group[], inAll: UsageSum | undefined): Columns<UsageS
     ...(inAll?.trained_tokens ? [figure("Trained tokens", (sum) => count(sum.trained_tokens))] : []),
     figure("Cold loads", (sum) => count(sum.cold_loads)),
     figure("On the device", (sum) => `${bytes(sum.residency_byte_seconds)}·s`),
+    figure("Steps", (sum) => duration(sum.step_seconds * 1000)),
+    figure("KV cache", (sum) => `${bytes(sum.kv_byte_seconds)}·s`),
     ...(inAll?.currency ? [figure("Charged", (sum) => money(sum.amount, sum.currency))] : []),
+    ...(inAll && hasCosts(inAll) ? [
+      figure("Cost", (sum) => money(sum.cost ?? "0.00", sum.currency)),
+      figure("Margin", (sum) => money(sum.margin ?? "0.00", sum.currency)),
+    ] : []),
   ];
 }
