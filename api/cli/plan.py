@@ -14,6 +14,7 @@ import typer
 from ...engine.config import GIB, MAX_RANKS, EngineConfig, KvDtype, Quantization
 from ...engine.errors import InvalidParameter
 from ...engine.planning.figures import Figures, parse_params
+from ...engine.tuning.methods import Method
 from ...engine.tuning.trainer_needs import RecipeLimits
 from ..tuning.recipes import BATCH_SIZE, MAX_TOKENS
 from .engine_extra import need_engine
@@ -127,6 +128,10 @@ def plan(
     tuning_max_tokens: Annotated[
         int, typer.Option(min=2, help="Of its examples, at most --context. With --tuning.")
     ] = MAX_TOKENS,
+    tuning_method: Annotated[
+        Method,
+        typer.Option(help="Of its jobs; dpo has two sequences a pair. With --tuning."),
+    ] = Method.SUPERVISED,
     max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum tokens in a step.")
     ] = EngineConfig("").max_num_batched_tokens,
@@ -149,7 +154,8 @@ def plan(
 
     num_tokens = _context(context, prompt_tokens, output_tokens)
     num_active = min(sequences, adapters) if active is None else active
-    trainer = RecipeLimits(rank, tuning_batch_size, min(tuning_max_tokens, num_tokens))
+    most_tokens = min(tuning_max_tokens, num_tokens)
+    trainer = RecipeLimits(rank, tuning_batch_size, most_tokens, tuning_method)
     load = Load(
         sequences,
         num_tokens,
@@ -248,7 +254,7 @@ def _rows(needs: LoadNeeds, load: Load) -> Iterator[dict[str, Any]]:
     yield row("reserve", needs.reserve_bytes, "what a start cannot measure")
     if load.trainer is not None:
         of = load.trainer
-        jobs = f"{of.batch_size} sequences of {of.max_tokens:,} tokens, rank {of.rank}"
+        jobs = f"{of.num_sequences} sequences of {of.max_tokens:,} tokens, rank {of.rank}"
         yield row("trainer", needs.trainer_bytes, f"its own base, and a step of {jobs}, estimated")
     yield row("device", needs.device_bytes, "all of the above")
     if not needs.is_host:
