@@ -42,7 +42,7 @@ from .samples.models import Sample
 from .servers.models import Server
 from .tenants.models import Tenant, TenantDeletion
 from .tuning.models import StoredCheckpoint, TuningCheckpoint, TuningEvent, TuningJob
-from .usage.models import UsageDay, UsageRecord
+from .usage.models import TrainingDay, UsageDay, UsageRecord
 from .users.models import User
 from .webhooks.models import WebhookDelivery, WebhookEndpoint
 
@@ -100,6 +100,7 @@ __all__ = [
     "Tenant",
     "TenantDeletion",
     "TenantSample",
+    "TrainingDay",
     "TuningCheckpoint",
     "TuningEvent",
     "TuningJob",

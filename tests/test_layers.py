@@ -99,6 +99,7 @@ CORE_TORCH_FREE = (
     "engine.tuning.examples",
     "engine.tuning.process",
     "engine.tuning.step_plan",
+    "engine.tuning.methods",
     "engine.tuning.trainer_needs",
     "engine.tuning.trainer_probe",
     "engine.speculation.draft_cache",

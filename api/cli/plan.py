@@ -5,33 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from enum import StrEnum
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from ...engine.config import GIB, MAX_RANKS, EngineConfig, KvDtype, Quantization
+from ...engine.config import GIB, EngineConfig, KvDtype, Quantization
 from ...engine.errors import InvalidParameter
 from ...engine.planning.figures import Figures, parse_params
+from ...engine.tuning.methods import Method
 from ...engine.tuning.trainer_needs import RecipeLimits
 from ..tuning.recipes import BATCH_SIZE, MAX_TOKENS
+from . import plan_options as option
 from .engine_extra import need_engine
 from .output import AsJson, print_json, print_rows
+from .plan_options import DEFAULT_CONTEXT, PlannedDevice
 from .validate import Dtype
 
 if TYPE_CHECKING:
     from ...engine.planning.load_needs import Load, LoadNeeds, LoadPlanner
 
 app = typer.Typer(add_completion=False)
-DEFAULT_CONTEXT = 4096
-
-
-class PlannedDevice(StrEnum):
-    """What the base would be served on; it need not be here."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 class _Answer(NamedTuple):
@@ -52,93 +46,33 @@ class _Answer(NamedTuple):
 
 @app.command()
 def plan(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A model directory, with or without weights, its config.json, a .gguf file or a "
-            "Hugging Face model ID. Left out: a Llama of --params.",
-            show_default="a Llama of --params",
-        ),
-    ] = None,
-    params: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBER", help="Parameters, such as 8b.", show_default="MODEL's"),
-    ] = None,
-    layers: Annotated[int, typer.Option(min=1, help="With --params.")] = 32,
-    hidden: Annotated[int, typer.Option(min=1, help="Hidden size. With --params.")] = 4096,
-    kv_heads: Annotated[int, typer.Option(min=1, help="With --params.")] = 8,
-    head_dim: Annotated[int, typer.Option(min=1, help="With --params.")] = 128,
-    vocab: Annotated[int, typer.Option(min=1, help="Tokens. With --params.")] = 128_256,
-    sequences: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Sequences that run at once.")
-    ] = 16,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens of each sequence, prompt and output together.",
-            show_default=f"the sum of the next two, or {DEFAULT_CONTEXT}",
-        ),
-    ] = None,
-    prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="In place of --context.", show_default="0")
-    ] = None,
-    output_tokens: Annotated[
-        int | None, typer.Option(min=1, help="In place of --context.", show_default="0")
-    ] = None,
-    adapters: Annotated[
-        int, typer.Option(min=0, help="Adapters whose weights stay in host memory.")
-    ] = 100,
-    active: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Adapters that sequences use at once.",
-            show_default="one for each sequence, at most --adapters",
-        ),
-    ] = None,
-    rank: Annotated[int, typer.Option(min=1, max=1024, help="Of each adapter.")] = 16,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Layers that adapters change, such as q_proj. Repeatable.",
-            show_default="all linear layers",
-        ),
-    ] = None,
-    quantize: Annotated[
-        Quantization, typer.Option(help="Quantization of the linear layers and experts.")
-    ] = Quantization.NONE,
-    kv_dtype: Annotated[KvDtype, typer.Option(help="Data type of the KV cache.")] = KvDtype.AUTO,
-    dtype: Annotated[Dtype, typer.Option(help="Serving dtype of the base.")] = Dtype.AUTO,
-    device: Annotated[
-        PlannedDevice, typer.Option(help="It need not be on this machine.")
-    ] = PlannedDevice.CUDA,
-    tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, max=MAX_RANKS, help="Ranks of each stage.")
-    ] = 1,
-    pipeline_parallel_size: Annotated[int, typer.Option(min=1, max=MAX_RANKS, help="Stages.")] = 1,
-    tuning: Annotated[
-        bool, typer.Option("--tuning", help="Count a trainer of fine-tuning jobs on the device.")
-    ] = False,
-    tuning_batch_size: Annotated[
-        int, typer.Option(min=1, help="Of its jobs, at most. With --tuning.")
-    ] = BATCH_SIZE,
-    tuning_max_tokens: Annotated[
-        int, typer.Option(min=2, help="Of its examples, at most --context. With --tuning.")
-    ] = MAX_TOKENS,
-    max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum tokens in a step.")
-    ] = EngineConfig("").max_num_batched_tokens,
-    memory_gib: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            help="Memory of each rank's device: says whether the load fits, and how many sequences "
-            "do.",
-            show_default="unknown",
-        ),
-    ] = None,
+    model: option.Model = None,
+    params: option.Params = None,
+    layers: option.Layers = 32,
+    hidden: option.Hidden = 4096,
+    kv_heads: option.KvHeads = 8,
+    head_dim: option.HeadDim = 128,
+    vocab: option.Vocab = 128_256,
+    sequences: option.Sequences = 16,
+    context: option.Context = None,
+    prompt_tokens: option.PromptTokens = None,
+    output_tokens: option.OutputTokens = None,
+    adapters: option.Adapters = 100,
+    active: option.Active = None,
+    rank: option.Rank = 16,
+    target: option.Targets = None,
+    quantize: option.Quantize = Quantization.NONE,
+    kv_dtype: option.CacheDtype = KvDtype.AUTO,
+    dtype: option.BaseDtype = Dtype.AUTO,
+    device: option.OnDevice = PlannedDevice.CUDA,
+    tensor_parallel_size: option.TensorParallelSize = 1,
+    pipeline_parallel_size: option.PipelineParallelSize = 1,
+    tuning: option.Tuning = False,
+    tuning_batch_size: option.TuningBatchSize = BATCH_SIZE,
+    tuning_max_tokens: option.TuningMaxTokens = MAX_TOKENS,
+    tuning_method: option.TuningMethod = Method.SUPERVISED,
+    max_num_batched_tokens: option.MaxNumBatchedTokens = EngineConfig("").max_num_batched_tokens,
+    memory_gib: option.MemoryGib = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the memory that a base model and a load need, and the options that reserve it. Reads
@@ -149,7 +83,8 @@ def plan(
 
     num_tokens = _context(context, prompt_tokens, output_tokens)
     num_active = min(sequences, adapters) if active is None else active
-    trainer = RecipeLimits(rank, tuning_batch_size, min(tuning_max_tokens, num_tokens))
+    most_tokens = min(tuning_max_tokens, num_tokens)
+    trainer = RecipeLimits(rank, tuning_batch_size, most_tokens, tuning_method)
     load = Load(
         sequences,
         num_tokens,
@@ -177,12 +112,8 @@ def plan(
     options = _options(model or "MODEL", config, load, answer.needs)
     if as_json:
         print_json(_json(answer, options))
-        return
-    print_rows(list(_rows(answer.needs, load)), ["memory", "GiB", "for"])
-    typer.echo()
-    for line in _lines(answer, load):
-        typer.echo(line)
-    typer.echo(f"Serve it with: loraplex serve {' '.join(options)}")
+    else:
+        _print(answer, load, options)
 
 
 def _context(context: int | None, prompt_tokens: int | None, output_tokens: int | None) -> int:
@@ -212,6 +143,14 @@ def _answer(planner: LoadPlanner, load: Load, memory_gib: float | None) -> _Answ
         return _Answer(needs, None, None)
     memory_bytes = int(memory_gib * GIB)
     return _Answer(needs, memory_bytes, planner.most_sequences(load, memory_bytes))
+
+
+def _print(answer: _Answer, load: Load, options: list[str]) -> None:
+    print_rows(list(_rows(answer.needs, load)), ["memory", "GiB", "for"])
+    typer.echo()
+    for line in _lines(answer, load):
+        typer.echo(line)
+    typer.echo(f"Serve it with: loraplex serve {' '.join(options)}")
 
 
 def _json(answer: _Answer, options: list[str]) -> dict[str, Any]:
@@ -248,7 +187,7 @@ def _rows(needs: LoadNeeds, load: Load) -> Iterator[dict[str, Any]]:
     yield row("reserve", needs.reserve_bytes, "what a start cannot measure")
     if load.trainer is not None:
         of = load.trainer
-        jobs = f"{of.batch_size} sequences of {of.max_tokens:,} tokens, rank {of.rank}"
+        jobs = f"{of.num_sequences} sequences of {of.max_tokens:,} tokens, rank {of.rank}"
         yield row("trainer", needs.trainer_bytes, f"its own base, and a step of {jobs}, estimated")
     yield row("device", needs.device_bytes, "all of the above")
     if not needs.is_host:

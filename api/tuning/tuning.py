@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import structlog
 
-from ...platform.budgets.training import find_exhausted
 from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession
 from ...platform.tuning import service
@@ -91,12 +90,12 @@ class Tuning:
         ]
 
     async def _resume_within_budgets(self) -> None:
-        """Let the jobs that were paused because of a budget go on, where it allows them to."""
+        """Let the jobs that were paused because of a budget go on, where these allow it."""
         control_plane = self._services.control_plane
         for tenant_id in await control_plane.read_all_tenants(
             service.list_waiting_for_budget_of_all_tenants
         ):
-            if await control_plane.read(tenant_id, find_exhausted) is None:
+            if await control_plane.read(tenant_id, service.may_resume_within_budget):
                 await control_plane.write(tenant_id, service.resume_within_budget)
 
     async def _remove_folders(self) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from ..text.tokenizer import Tokenizer
 from .errors import InvalidTrainingData
 from .lines import read_example, read_preference
+from .methods import Method
 from .tokens import TrainedTokens, tokenize
 
 MAX_LINE_BYTES = 16 << 20
-DPO = "dpo"
 
 
 class Examples:
@@ -30,13 +30,17 @@ class Examples:
         self._path = path
         self._starts = array("Q")
         self._lengths = array("I")
+        self.longest = 0
+        """Tokens of the longest sequence."""
         for number, start, line in self._lines():
             try:
                 variants = self._read(line)
             except InvalidTrainingData as exc:
                 raise InvalidTrainingData(str(exc), number) from exc
             self._starts.append(start)
-            self._lengths.append(sum(len(each.token_ids) for each in variants))
+            lengths = [len(each.token_ids) for each in variants]
+            self._lengths.append(sum(lengths))
+            self.longest = max(self.longest, *lengths)
         if not self._starts:
             raise InvalidTrainingData("the file has no examples")
 
@@ -67,7 +71,7 @@ class Examples:
                 start += len(line)
 
     def _read(self, line: bytes) -> tuple[TrainedTokens, ...]:
-        if self._method == DPO:
+        if self._method == Method.DPO:
             pair = read_preference(line)
             examples = (pair.preferred, pair.non_preferred)
         else:

@@ -23,7 +23,7 @@ from .batches import Batch, make_batch, on_device
 from .checkpoints import Progress, TrainingState
 from .connection import Connection
 from .errors import BaseNotTunable, InvalidRecipe, InvalidTrainingData, TuningError
-from .examples import DPO, Examples
+from .examples import Examples
 from .losses import Loss, dpo_loss, supervised_loss
 from .memory_needs import check_fits, limit_device_memory, shapes_of
 from .messages import (
@@ -40,11 +40,11 @@ from .messages import (
     Trained,
     Validated,
 )
+from .methods import Method
 from .packing import check_packing
 from .step_plan import StepPlan
 from .step_shapes import Shapes
 
-SUPERVISED = "supervised"
 WARM_UP = 0.03
 """Share of the steps in which the learning rate rises, before it falls along a cosine."""
 
@@ -129,14 +129,12 @@ class TrainingRun:
     def _needs(self, shapes: Shapes) -> int:
         """Bytes of a step in which all sequences are as long as the longest one."""
         recipe = self._recipe
-        width = recipe.max_tokens if recipe.is_packed else max(self._examples.lengths)
-        num_rows = recipe.batch_size * self._num_ends
-        return shapes.bytes(num_rows=num_rows, width=min(width, recipe.max_tokens))
+        width = recipe.max_tokens if recipe.is_packed else self._examples.longest
+        return shapes.bytes(num_rows=recipe.batch_size * self._num_ends, width=width)
 
     @property
     def _num_ends(self) -> int:
-        """Sequences of an example."""
-        return 2 if self._recipe.method == DPO else 1
+        return Method(self._recipe.method).num_ends
 
     def _trainer(self) -> AdapterTrainer:
         # The Trainer seeds all generators; the run's random numbers go on from its checkpoint.
@@ -164,7 +162,7 @@ class TrainingRun:
         return make_batch(rows, is_packed=self._recipe.is_packed)
 
     def _loss_of(self, model: Any, batch: Batch) -> Loss:
-        if self._recipe.method == DPO:
+        if self._recipe.method == Method.DPO:
             return dpo_loss(model, batch, self._recipe.dpo_beta)
         return supervised_loss(model, batch)
 
@@ -255,8 +253,8 @@ def _engine_config(order: Open) -> EngineConfig:
 
 def _check_recipe(recipe: Recipe, base: TunableBase) -> None:
     """Raises InvalidRecipe."""
-    if recipe.method not in (SUPERVISED, DPO):
-        raise InvalidRecipe(f"the method {recipe.method} is not one of {SUPERVISED} and {DPO}")
+    if recipe.method not in tuple(Method):
+        raise InvalidRecipe(f"the method {recipe.method} is not one of {' and '.join(Method)}")
     for name in ("rank", "num_epochs", "batch_size", "checkpoint_steps"):
         if getattr(recipe, name) < 1:
             raise InvalidRecipe(f"{name} is less than 1")
@@ -264,10 +262,10 @@ def _check_recipe(recipe: Recipe, base: TunableBase) -> None:
         raise InvalidRecipe("learning_rate and alpha have to be positive numbers")
     if not 2 <= recipe.max_tokens <= base.max_model_len:
         raise InvalidRecipe(f"max_tokens is not from 2 to the base's {base.max_model_len}")
-    if recipe.method == DPO and not 0 < recipe.dpo_beta < math.inf:
+    if recipe.method == Method.DPO and not 0 < recipe.dpo_beta < math.inf:
         raise InvalidRecipe("dpo_beta has to be a positive number")
     if recipe.is_packed:
-        if recipe.method == DPO:
+        if recipe.method == Method.DPO:
             raise InvalidRecipe("pairs of dpo are not packed")
         check_packing(base)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...adapters.layout import Slice, SliceKind
+from .methods import Method
 from .step_shapes import FLOAT_BYTES, Shapes
 
 PROCESS_BYTES = 512 << 20
@@ -19,6 +20,12 @@ class RecipeLimits:
     rank: int
     batch_size: int
     max_tokens: int
+    method: Method = Method.SUPERVISED
+
+    @property
+    def num_sequences(self) -> int:
+        """Of a step."""
+        return self.batch_size * self.method.num_ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,5 +71,5 @@ def trainer_needs(
     )
     return TrainerNeeds(
         base_bytes=weight_bytes + FLOAT_BYTES * largest,
-        step_bytes=shapes.bytes(num_rows=limits.batch_size, width=limits.max_tokens),
+        step_bytes=shapes.bytes(num_rows=limits.num_sequences, width=limits.max_tokens),
     )

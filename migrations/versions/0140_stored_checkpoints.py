@@ -8,7 +8,7 @@ from alembic import op
 from loraplex.migrations.initial.columns import MOMENT, tenant_id
 
 revision = "0140"
-down_revision = "0138"
+down_revision = "0139"
 branch_labels = None
 depends_on = None
 

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0143"
-down_revision = "0140"
+down_revision = "0141"
 branch_labels = None
 depends_on = None
 

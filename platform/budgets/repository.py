@@ -14,7 +14,7 @@ from ..quotas.holder import Holder, id_of, key_holder, user_holder
 from ..quotas.models import Period
 from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..upserts import insert_into, primary_key
-from ..usage.models import UsageDay, UsageRecord
+from ..usage.models import TrainingDay, UsageDay, UsageRecord
 from ..users.models import User
 from .models import Budget, BudgetAlert, BudgetUse
 
@@ -157,4 +157,19 @@ def sum_ledger(
         query = query.where(UsageRecord.user_id == user_id)
     if key_id is not None:
         query = query.where(UsageRecord.key_id == key_id)
+    return int(session.scalar(query) or 0)
+
+
+def sum_training(
+    session: TenantSession, *, user_id: str | None, key_id: str | None, since: date, until: date
+) -> int:
+    """What the jobs of one user or key were charged, from the day `since` to the day before
+    `until`."""
+    query = select(func.coalesce(func.sum(TrainingDay.amount), 0)).where(
+        TrainingDay.day >= since, TrainingDay.day < until
+    )
+    if user_id is not None:
+        query = query.where(TrainingDay.user_id == user_id)
+    if key_id is not None:
+        query = query.where(TrainingDay.key_id == key_id)
     return int(session.scalar(query) or 0)

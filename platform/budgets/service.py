@@ -161,12 +161,14 @@ def _count_period(session: TenantSession, holder: Holder, period: Period, moment
 
 
 def _sum_usage(session: TenantSession, holder: Holder, since: datetime, until: datetime) -> int:
-    """What the holder spent in `[since, until)`, both at midnight UTC: for training, the tenant
-    alone."""
+    """What the holder spent for requests and training in `[since, until)`, both at midnight UTC."""
+    first, end = since.date(), until.date()
     if holder == TENANT:
-        return repository.sum_days(session, since.date(), until.date())
+        return repository.sum_days(session, first, end)
     user_id, key_id = id_of(holder)
-    return repository.sum_ledger(session, user_id=user_id, key_id=key_id, since=since, until=until)
+    caller = {"user_id": user_id, "key_id": key_id}
+    requests = repository.sum_ledger(session, **caller, since=since, until=until)
+    return requests + repository.sum_training(session, **caller, since=first, until=end)
 
 
 def _check(amount: int, alert_percents: Iterable[int]) -> list[int]:

@@ -26,6 +26,7 @@ from ..quotas.caller_limits import copy_caller_limits
 from ..quotas.holder import key_holder
 from ..quotas.service import Resource
 from ..sessions import PlatformSession, TenantSession
+from ..tuning import service as tuning
 from ..users import service as users
 from . import repository
 from .models import ApiKey
@@ -182,8 +183,8 @@ class ApiKeyService:
     def rotate(
         self, session: TenantSession, key_id: str, *, overlap: timedelta, issuer: Principal
     ) -> IssuedKey:
-        """Make the key's successor, with the same grant, lifetime, limits and budgets; the key ends
-        after `overlap`.
+        """Make the key's successor, with the same grant, lifetime, limits and budgets; jobs of
+        the key pass on to it. The key ends after `overlap`.
 
         A tenant with all its keys rotates them still: the room is for both of them, once.
 
@@ -195,6 +196,7 @@ class ApiKeyService:
         key.check_rotatable(now)
         if key.successor_id is not None:
             raise InvalidTransition("rotated", "rotated")
+        jobs = tuning.lock_jobs_of_key(session, key.id)
         successor = replace(
             key.grant, expires_at=None if key.expires_at is None else now + _lifetime(key)
         )
@@ -211,6 +213,8 @@ class ApiKeyService:
             user_id=key.user_id,
             created_by=issuer.actor,
         )
+        for job in jobs:
+            job.key_id = issued.key.id
         budgets.copy_budgets(session, key_holder(key.id), key_holder(issued.key.id))
         copy_caller_limits(session, key_holder(key.id), key_holder(issued.key.id))
         key.successor_id = issued.key.id

@@ -23,7 +23,7 @@ from . import repository
 from .bucket import Reading
 from .clock import Clock, moment_of, read_clock
 from .held_callers import HeldCallers
-from .holder import TENANT, Holder, callers_of
+from .holder import Holder, callers_of, payers_of
 from .limits import NO_LIMITS, Limits
 from .models import RateKind
 from .period import begin_of
@@ -297,8 +297,7 @@ class HeldLimits:
 
 
 def _payers(request: Demand | Used) -> tuple[Holder, ...]:
-    """Whose budgets a request is charged to."""
-    return (TENANT, *callers_of(request.user_id, request.key_id))
+    return payers_of(request.user_id, request.key_id)
 
 
 def _reservation(demand: Demand, costs: Costs, server_id: str, now: Reading) -> Mapping[str, Any]:

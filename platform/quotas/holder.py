@@ -32,6 +32,11 @@ def callers_of(user_id: str | None, key_id: str | None) -> tuple[Holder, ...]:
     return (*user, *key)
 
 
+def payers_of(user_id: str | None, key_id: str | None) -> tuple[Holder, ...]:
+    """Whose budgets of money a request or a job of this user and key is charged to."""
+    return (TENANT, *callers_of(user_id, key_id))
+
+
 def id_of(holder: Holder) -> tuple[str | None, str | None]:
     """The ids of the user and of the key that it is; None for what it is not."""
     user_id = holder.removeprefix(_USER) if holder.startswith(_USER) else None

@@ -11,7 +11,9 @@ from ..adapters.models import DIGEST_LENGTH, REASON_LENGTH, SHA256_HEX_LENGTH
 from ..base import ID_LENGTH, Base, JsonObject, TenantOwned, UtcDateTime, state_type, utc_now
 from ..batches.file_models import FILE_ID_LENGTH
 from ..keys.principal import AUTHOR_LENGTH
+from ..keys.token import KEY_ID_LENGTH
 from ..names import MAX_NAME_LENGTH
+from ..quotas.holder import Holder, payers_of
 from .states import JobState
 
 JOB_ID_LENGTH = 40
@@ -35,6 +37,12 @@ class TuningJob(TenantOwned, Base):
     """The adapter of which the result becomes a version."""
     created_by: Mapped[str] = mapped_column(String(AUTHOR_LENGTH))
     """The author of the job and of the version, as `Actor.author` formats it."""
+    user_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
+    """Who created it, or owns the key that did, by value: its budgets pay for the job, as those of
+    the key; None: a machine's key, or an operator."""
+    key_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+    """The key that created it, or its successor, by value; None: a signed-in user, or an
+    operator."""
     training_file_id: Mapped[str] = mapped_column(String(FILE_ID_LENGTH))
     training_sha256: Mapped[str] = mapped_column(String(SHA256_HEX_LENGTH))
     validation_file_id: Mapped[str | None] = mapped_column(String(FILE_ID_LENGTH))
@@ -71,6 +79,11 @@ class TuningJob(TenantOwned, Base):
     finalizing_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """From then on its adapter is published, and it can be neither paused nor cancelled."""
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+    @property
+    def payers(self) -> tuple[Holder, ...]:
+        """Whose budgets of money it is charged to."""
+        return payers_of(self.user_id, self.key_id)
 
 
 class TuningEvent(TenantOwned, Base):

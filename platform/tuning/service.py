@@ -24,10 +24,12 @@ from ..keys.principal import Principal
 from ..names import check_adapter_name
 from ..prices.price import amount_of_training
 from ..quotas import service as quotas
+from ..quotas.holder import Holder, payers_of, possessive
 from ..quotas.repository import lock_tenant
 from ..sessions import PlatformSession, TenantSession
 from ..tenants.models import Tenant
 from ..usage import service as usage
+from ..usage.service import Training
 from ..webhooks.event_types import EventType
 from ..webhooks.outbox import announce
 from .models import StoredCheckpoint, TuningCheckpoint, TuningEvent, TuningJob
@@ -120,11 +122,13 @@ def create(session: TenantSession, new: NewJob, viewer: Principal) -> TuningJob:
     if num_open is not None and num_open >= MAX_OPEN:
         raise QuotaExceeded("fine-tuning jobs that have not ended", limit=MAX_OPEN, used=num_open)
     quotas.check_room_for_version(session, new.adapter_name)
-    _check_limits(session, new.token_price)
+    _check_limits(session, new.token_price, payers_of(viewer.user_id, viewer.key_id))
     job = TuningJob(
         id=f"ftjob-{uuid.uuid4().hex}",
         adapter_name=new.adapter_name,
         created_by=new.created_by,
+        user_id=viewer.user_id,
+        key_id=viewer.key_id,
         training_file_id=training.id,
         training_sha256=training.sha256,
         validation_file_id=None if validation is None else validation.id,
@@ -243,24 +247,39 @@ def resume(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[T
     if job.state is JobState.RUNNING:
         return job, False
     if job.state is JobState.PAUSED:
-        _check_limits(session, job.token_price)
+        _check_limits(session, job.token_price, job.payers)
     job, is_changed = _change(session, job_id, viewer, JobState.QUEUED, "The job was resumed.")
     if is_changed:
         _announce(session, EventType.JOB_RESUMED, _told(job))
     return job, is_changed
 
 
+def may_resume_within_budget(session: TenantSession) -> bool:
+    """Whether a job that waits for a budget may go on."""
+    jobs = session.scalars(select(TuningJob).where(_WAITS_FOR_BUDGET)).all()
+    return any(not _is_over_budget(session, job) for job in jobs)
+
+
 def resume_within_budget(session: TenantSession) -> int:
-    """Let the jobs that wait for a budget of the tenant wait for their turns, if nothing of its
-    budgets is exhausted; returns how many."""
-    if budgets.find_exhausted(session) is not None:
-        return 0
+    """Let each job that waits for a budget wait for its turn, if none of its budgets is exhausted;
+    returns how many."""
     query = select(TuningJob).where(_WAITS_FOR_BUDGET).order_by(TuningJob.created_at)
-    jobs = session.scalars(query.with_for_update()).all()
+    waiting = session.scalars(query.with_for_update()).all()
+    jobs = [job for job in waiting if not _is_over_budget(session, job)]
     for job in jobs:
         _move(session, job, JobState.QUEUED, "The job was resumed: the budget allows it.")
         _announce(session, EventType.JOB_RESUMED, _told(job))
     return len(jobs)
+
+
+def lock_jobs_of_key(session: TenantSession, key_id: str) -> Sequence[TuningJob]:
+    """The key's jobs that have not ended, locked until the unit of work ends.
+
+    Call it before anything that locks the tenant or its limits, as reports of steps do.
+    """
+    is_of_key = TuningJob.key_id == key_id
+    query = select(TuningJob).where(is_of_key, TuningJob.state.in_(OPEN_STATES))
+    return session.scalars(query.order_by(TuningJob.id).with_for_update()).all()
 
 
 def check_file_unused(session: TenantSession, file_id: str) -> None:
@@ -332,8 +351,8 @@ def list_kept_of_all_tenants(session: PlatformSession, server_id: str) -> set[st
 
 
 def begin(session: TenantSession, job_id: str, server_id: str) -> TuningJob:
-    """This server trains the job from now on, unless it was paused or has ended, or a limit of the
-    tenant is reached."""
+    """This server trains the job from now on, unless it was paused or has ended, or a limit is
+    reached."""
     job = _known(session, job_id, None, is_locked=True)
     if job.state is JobState.QUEUED:
         _pause_at_limit(session, job)
@@ -353,7 +372,7 @@ def begin(session: TenantSession, job_id: str, server_id: str) -> TuningJob:
 
 def record(session: TenantSession, job_id: str, progress: Progress) -> TuningJob:
     """Keep the progress, and charge the tokens that no report had before. A job that has steps to
-    do is paused if a limit of its tenant is reached."""
+    do is paused if a limit is reached."""
     job = _known(session, job_id, None, is_locked=True)
     job.num_steps = progress.num_steps or job.num_steps
     add_events(session, job_id, progress.events)
@@ -532,29 +551,42 @@ def _charge(session: TenantSession, job: TuningJob, num_tokens: int) -> None:
     )
     at, amount = utc_now(), after - before
     if amount:
-        budgets.spend(session, amount, at)
-    usage.add_training(session, job.adapter_name, num_tokens - job.num_tokens, amount, at)
+        budgets.spend(session, job.payers, amount, at)
+    training = Training(
+        adapter_name=job.adapter_name,
+        num_tokens=num_tokens - job.num_tokens,
+        amount=amount,
+        user_id=job.user_id,
+        key_id=job.key_id,
+        at=at,
+    )
+    usage.add_training(session, training)
     job.num_tokens = num_tokens
 
 
-def _check_limits(session: TenantSession, token_price: int) -> None:
+def _check_limits(session: TenantSession, token_price: int, payers: Sequence[Holder]) -> None:
     """Raises InsufficientQuota or BudgetExhausted."""
     quotas.check_may_train(session)
     if token_price:
-        budgets.check_left(session)
+        budgets.check_left(session, payers)
 
 
 def _pause_at_limit(session: TenantSession, job: TuningJob) -> None:
     if not quotas.may_train(session):
-        reason, cause = PauseReason.TRAINED_TOKENS, "trained tokens of this period are used up."
-    elif job.token_price and budgets.find_exhausted(session) is not None:
-        reason, cause = PauseReason.BUDGET, "budget is exhausted. The job goes on when it allows."
+        reason = PauseReason.TRAINED_TOKENS
+        cause = "the tenant's trained tokens of this period are used up."
+    elif job.token_price and (budget := budgets.find_exhausted(session, job.payers)) is not None:
+        reason, whose = PauseReason.BUDGET, possessive(budget.holder)
+        cause = f"{whose} budget is exhausted. The job goes on when it allows."
     else:
         return
     _go(job, JobState.PAUSED)
-    message = f"The job was paused: the tenant's {cause}"
-    add_events(session, job.id, [Happened(message, "warn")])
+    add_events(session, job.id, [Happened(f"The job was paused: {cause}", "warn")])
     _note_pause(session, job, reason)
+
+
+def _is_over_budget(session: TenantSession, job: TuningJob) -> bool:
+    return budgets.find_exhausted(session, job.payers) is not None
 
 
 def _go(job: TuningJob, target: JobState) -> None:

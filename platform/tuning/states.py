@@ -31,7 +31,8 @@ class PauseReason(StrEnum):
     TRAINED_TOKENS = "trained_tokens"
     """The tenant has no tokens left to train on in this period."""
     BUDGET = "budget"
-    """Nothing is left of a budget of the tenant. The job goes on when the budget allows it."""
+    """Nothing is left of a budget of the tenant, or of the user or key that created the job. The
+    job goes on when the budget allows it."""
 
 
 OPEN_STATES = frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PAUSED})

@@ -133,3 +133,25 @@ class UsageDay(TenantOwned, Base):
             fetched_bytes=0,
             cost=0,
         )
+
+
+class TrainingDay(TenantOwned, Base):
+    """What the fine-tuning jobs of one user and key trained on, and were charged, on one day (UTC).
+
+    They change in the transaction that adds to `UsageDay`, so the sums of both are equal.
+    """
+
+    __tablename__ = "training_days"
+
+    tenant_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("tenants.id"), primary_key=True
+    )
+    day: Mapped[date] = mapped_column(primary_key=True)
+    user_id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    """Who created the job, or owns the key that did, by value; empty: a machine's key, or an
+    operator."""
+    key_id: Mapped[str] = mapped_column(String(KEY_ID_LENGTH), primary_key=True)
+    """The key that created the job, by value; empty: a signed-in user, or an operator."""
+    trained_tokens: Mapped[int] = mapped_column(BigInteger)
+    amount: Mapped[int] = mapped_column(BigInteger)
+    """In 1e-9 of the currency's unit."""

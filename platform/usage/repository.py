@@ -16,7 +16,7 @@ from ..adapters.states import VersionState
 from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..tenants.models import Tenant
 from ..upserts import insert_into, primary_key
-from .models import UsageDay, UsageRecord
+from .models import TrainingDay, UsageDay, UsageRecord
 
 
 class Group(StrEnum):
@@ -151,6 +151,21 @@ def _add_to_days(dialect: str) -> Executable:
     statement = insert_into(UsageDay, dialect).values(residency_byte_seconds=0, trained_tokens=0)
     sums = {name: UsageDay.__table__.c[name] + statement.excluded[name] for name in REQUEST_SUMS}
     key = primary_key(UsageDay)
+    return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=sums))
+
+
+def add_to_training_day(session: TenantRows, row: Mapping[str, Any]) -> None:
+    """Add to a row of `TrainingDay`, all its columns but the tenant's; it is created if it does not
+    exist."""
+    session.execute_pinned(_add_to_training_day(session.dialect), row)
+
+
+@cache
+def _add_to_training_day(dialect: str) -> Executable:
+    statement = insert_into(TrainingDay, dialect)
+    columns = TrainingDay.__table__.c
+    sums = {name: columns[name] + statement.excluded[name] for name in ("trained_tokens", "amount")}
+    key = primary_key(TrainingDay)
     return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=sums))
 
 

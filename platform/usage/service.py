@@ -53,6 +53,20 @@ class Usage:
     ended_at: datetime = field(default_factory=utc_now)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Steps of a fine-tuning job that were done by this time."""
+
+    adapter_name: str
+    num_tokens: int
+    amount: int
+    """What they cost, in 1e-9 of the currency's unit."""
+    user_id: str | None
+    """Who created the job, or owns the key that did."""
+    key_id: str | None
+    at: datetime
+
+
 def record(session: TenantRows, usage: Usage) -> bool:
     """Add the request to the tenant's ledger and to its day, and settle it.
 
@@ -102,15 +116,21 @@ def add_device_usage(session: TenantSession, usages: Sequence[DeviceUsage]) -> N
     session.flush()
 
 
-def add_training(
-    session: TenantSession, adapter_name: str, num_tokens: int, amount: int, at: datetime
-) -> None:
-    """Add what a fine-tuning job trained on, and what that costs, to the adapter's sums of the day
-    of that time, in UTC."""
-    day = _day_row(session, at.date(), adapter_name, 0)
-    day.trained_tokens += num_tokens
-    day.amount += amount
+def add_training(session: TenantSession, training: Training) -> None:
+    """Add what a fine-tuning job trained on to the adapter's and the caller's sums of the day."""
+    day = training.at.astimezone(UTC).date()
+    sums = _day_row(session, day, training.adapter_name, 0)
+    sums.trained_tokens += training.num_tokens
+    sums.amount += training.amount
     session.flush()
+    row = {
+        "day": day,
+        "user_id": training.user_id or "",
+        "key_id": training.key_id or "",
+        "trained_tokens": training.num_tokens,
+        "amount": training.amount,
+    }
+    repository.add_to_training_day(session, row)
 
 
 def get_record(session: TenantSession, request_id: str) -> UsageRecord:

@@ -27,8 +27,10 @@ from loraplex.platform.errors import (
     QuotaExceeded,
     TuningJobNotFound,
 )
-from loraplex.platform.keys.principal import ALL_SCOPES, Actor, ActorKind, Principal
+from loraplex.platform.keys.principal import ALL_SCOPES, Actor, ActorKind, Principal, Scope
+from loraplex.platform.keys.service import ApiKeyService
 from loraplex.platform.quotas import service as quotas
+from loraplex.platform.quotas.holder import TENANT, Holder, key_holder, user_holder
 from loraplex.platform.quotas.models import Period
 from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants import service as tenants
@@ -38,26 +40,35 @@ from loraplex.platform.tuning.models import TuningCheckpoint, TuningEvent, Tunin
 from loraplex.platform.tuning.service import Checkpoint, Happened, NewJob, Progress
 from loraplex.platform.tuning.states import OPEN_STATES, TRANSITIONS, JobState, PauseReason
 from loraplex.platform.usage import service as ledger
-from loraplex.platform.usage.models import UsageDay
+from loraplex.platform.usage.models import TrainingDay, UsageDay
 from loraplex.platform.usage.service import Usage
 from loraplex.platform.webhooks.event_types import EventType
 from loraplex.platform.webhooks.models import WebhookDelivery
 from loraplex.platform.webhooks.service import WebhookService
 from loraplex.platform.webhooks.signing import SigningSecrets
 from support.catalog import make_version
+from support.identity import peppers
 from support.limits import limit
 from support.money import UNIT, set_budget
 
 SERVER, OTHER = "server-1", "server-2"
 
 
-def principal_of(tenant: Tenant, adapters: frozenset[str] | None = None) -> Principal:
+def principal_of(
+    tenant: Tenant,
+    adapters: frozenset[str] | None = None,
+    *,
+    user: str | None = None,
+    key: str | None = "k" * 12,
+) -> Principal:
+    """A user's key, or one of a machine."""
+    is_user = user is not None
     return Principal(
         tenant_id=tenant.id,
         tenant_slug=tenant.slug,
-        actor=Actor(ActorKind.KEY, "k" * 12, "ci"),
+        actor=Actor(ActorKind.USER if is_user else ActorKind.KEY, user or str(key), "ci"),
         scopes=ALL_SCOPES,
-        key_id="k" * 12,
+        key_id=key,
         adapters=adapters,
     )
 
@@ -79,7 +90,12 @@ def make_file(session: TenantSession, purpose: FilePurpose = FilePurpose.FINE_TU
 
 
 def make_job(
-    session: TenantSession, tenant: Tenant, *, file_id: str | None = None, token_price: int = 0
+    session: TenantSession,
+    tenant: Tenant,
+    *,
+    file_id: str | None = None,
+    token_price: int = 0,
+    by: Principal | None = None,
 ) -> str:
     new = NewJob(
         adapter_name="bot",
@@ -90,7 +106,7 @@ def make_job(
         created_by="key:ci",
         token_price=token_price,
     )
-    return service.create(session, new, principal_of(tenant)).id
+    return service.create(session, new, by or principal_of(tenant)).id
 
 
 def sum_of_usage(session: TenantSession) -> int:
@@ -551,9 +567,9 @@ PRICE = 10**6 * UNIT
 """A token costs one unit."""
 
 
-def spent(session: TenantSession) -> list[int]:
-    """What was spent of each budget of the tenant."""
-    return [each.spent for each in budgets.list_spendings(session)]
+def spent(session: TenantSession, holder: Holder | None = None) -> list[int]:
+    """What was spent of each budget, of this holder if one is named."""
+    return [each.spent for each in budgets.list_spendings(session, holder)]
 
 
 def reason_of(session: TenantSession, job_id: str) -> tuple[JobState, str | None]:
@@ -687,7 +703,15 @@ def test_a_budget_that_is_set_later_counts_what_was_trained_in_its_period(
         assert spent(session) == [63 * UNIT] * 2
 
 
-def record_request(database: Database, tenant: Tenant, request_id: str, amount: int) -> None:
+def record_request(
+    database: Database,
+    tenant: Tenant,
+    request_id: str,
+    amount: int,
+    *,
+    user: str | None = None,
+    key: str | None = None,
+) -> None:
     usage = Usage(
         request_id=request_id,
         prompt_tokens=1,
@@ -696,20 +720,29 @@ def record_request(database: Database, tenant: Tenant, request_id: str, amount: 
         finish_reason="stop",
         price_id=1,
         amount=amount,
+        user_id=user,
+        key_id=key,
     )
     with database.statements(tenant.id) as session:
         ledger.record(session, usage)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    ("holder", "is_first"),
+    [
+        *((TENANT, True), (TENANT, False)),
+        *((user_holder("ada"), True), (key_holder("laptop"), False)),
+    ],
+)
 def test_a_budget_is_exact_when_jobs_and_requests_spend_it_while_it_is_set(
-    database: Database, acme: Tenant, *, is_first: bool
+    database: Database, acme: Tenant, holder: Holder, *, is_first: bool
 ) -> None:
     """`is_first`: the tenant has no limits before. Each report alone would be rounded."""
     if not is_first:
         set_budget(database, acme.id, UNIT)
     with database.transaction(acme.id) as session:
-        job = make_job(session, acme, token_price=1_234_567)
+        ada = principal_of(acme, user="ada", key="laptop")
+        job = make_job(session, acme, token_price=1_234_567, by=ada)
         service.begin(session, job, SERVER)
 
     def steps() -> None:
@@ -719,14 +752,181 @@ def test_a_budget_is_exact_when_jobs_and_requests_spend_it_while_it_is_set(
 
     def requests() -> None:
         for number in range(20):
-            record_request(database, acme, f"r{number}", 1)
+            record_request(database, acme, f"r{number}", 1, user="ada", key="laptop")
 
     def limits() -> None:
         for number in range(5):
-            set_budget(database, acme.id, (2 + number) * UNIT)
+            set_budget(database, acme.id, (2 + number) * UNIT, holder=holder)
 
     with ThreadPoolExecutor(3) as pool:
         for future in [pool.submit(each) for each in (steps, requests, limits)]:
             future.result(timeout=60)
     with database.transaction(acme.id) as session:
-        assert spent(session) == [amounts(session)] == [20 + 74]  # 60 tokens cost 74.07
+        assert spent(session, holder) == [amounts(session)] == [20 + 74]  # 60 tokens cost 74.07
+        assert sums_of_callers(session) == {("ada", "laptop"): (60, 74)}
+
+
+# --- budgets of users and keys --------------------------------------------------------------------
+
+
+ADA, LAPTOP, PHONE = "ada", "laptop", "phone"
+
+
+def sums_of_callers(session: TenantSession) -> dict[tuple[str, str], tuple[int, int]]:
+    """The trained tokens and the amount of each user and key."""
+    return {
+        (row.user_id, row.key_id): (row.trained_tokens, row.amount)
+        for row in session.scalars(select(TrainingDay))
+    }
+
+
+@pytest.mark.parametrize(
+    ("holder", "whose"), [(user_holder(ADA), "the user's"), (key_holder(LAPTOP), "the key's")]
+)
+def test_a_budget_of_a_user_or_key_pauses_the_jobs_that_they_created_and_no_others(
+    database: Database, acme: Tenant, holder: Holder, whose: str
+) -> None:
+    ada = principal_of(acme, user=ADA, key=LAPTOP)
+    other = principal_of(acme, user="bob", key=PHONE)
+    set_budget(database, acme.id, 100 * UNIT, holder=holder, alerts=(50,))
+    with database.transaction(acme.id) as session:
+        job, waiting, free = (
+            make_job(session, acme, token_price=price, by=ada) for price in (PRICE, PRICE, 0)
+        )
+        service.begin(session, job, SERVER)
+        assert train(session, job, step=1, num_tokens=99) is JobState.RUNNING
+        assert train(session, job, step=2, num_tokens=130) is JobState.PAUSED
+        service.begin(session, waiting, SERVER)
+        for each in (job, waiting):
+            assert reason_of(session, each) == (JobState.PAUSED, PauseReason.BUDGET)
+            (event,) = service.list_events(session, each, after=None, limit=1)
+            assert f"{whose} budget is exhausted" in event.message
+        with pytest.raises(BudgetExhausted, match=f"{whose.capitalize()} budget is 100.00 a month"):
+            make_job(session, acme, token_price=PRICE, by=ada)
+        with pytest.raises(BudgetExhausted):
+            service.resume(session, job, viewer=other)  # the job's budgets, not the caller's
+        assert service.begin(session, free, SERVER).state is JobState.RUNNING
+        others = make_job(session, acme, token_price=PRICE, by=other)
+        assert service.begin(session, others, SERVER).state is JobState.RUNNING
+        assert train(session, others, step=1, num_tokens=1000) is JobState.RUNNING
+        assert spent(session) == [130 * UNIT]
+        alert = session.execute(select(BudgetAlert.holder, BudgetAlert.spent)).one()
+        assert alert == (holder, 99 * UNIT)
+        assert sums_of_callers(session) == {
+            (ADA, LAPTOP): (130, 130 * UNIT),
+            ("bob", PHONE): (1000, 1000 * UNIT),
+        }
+
+
+def test_a_users_budget_counts_the_jobs_of_all_keys_and_of_the_console(
+    database: Database, acme: Tenant
+) -> None:
+    set_budget(database, acme.id, 100 * UNIT, holder=user_holder(ADA))
+    with database.transaction(acme.id) as session:
+        for key in (LAPTOP, PHONE, None):
+            ada = principal_of(acme, user=ADA, key=key)
+            job = make_job(session, acme, token_price=PRICE, by=ada)
+            service.begin(session, job, SERVER)
+            train(session, job, step=1, num_tokens=20)
+        assert spent(session) == [60 * UNIT]
+
+
+def test_each_waiting_job_goes_on_by_itself_when_its_own_budgets_allow_it(
+    database: Database, acme: Tenant
+) -> None:
+    holders = {key: key_holder(key) for key in (LAPTOP, PHONE)}
+    for holder in holders.values():
+        set_budget(database, acme.id, 100 * UNIT, holder=holder)
+    with database.transaction(acme.id) as session:
+        jobs = {}
+        for key in holders:
+            by = principal_of(acme, key=key)
+            jobs[key] = make_job(session, acme, token_price=PRICE, by=by)
+            service.begin(session, jobs[key], SERVER)
+            assert train(session, jobs[key], step=1, num_tokens=100) is JobState.PAUSED
+        assert not service.may_resume_within_budget(session)
+        assert service.resume_within_budget(session) == 0
+    set_budget(database, acme.id, 101 * UNIT, holder=holders[PHONE])
+    with database.transaction(acme.id) as session:
+        assert service.may_resume_within_budget(session)
+        assert service.resume_within_budget(session) == 1
+        assert reason_of(session, jobs[LAPTOP]) == (JobState.PAUSED, "budget")
+        assert reason_of(session, jobs[PHONE]) == (JobState.QUEUED, None)
+
+
+@pytest.mark.parametrize("holder", [user_holder(ADA), key_holder(LAPTOP)])
+def test_a_budget_of_a_user_or_key_that_is_set_later_counts_their_training_in_its_period(
+    database: Database, acme: Tenant, holder: Holder
+) -> None:
+    ada = principal_of(acme, user=ADA, key=LAPTOP)
+    callers = {(ADA, LAPTOP): 7, ("bob", PHONE): 11}
+    with database.transaction(acme.id) as session:
+        for (user, key), amount in callers.items():
+            day = utc_now().date() - timedelta(days=32)
+            row = {"day": day, "user_id": user, "key_id": key, "trained_tokens": 1}
+            session.add(TrainingDay(**row, amount=amount * UNIT))
+        session.flush()
+        for by in (ada, principal_of(acme, user="bob", key=PHONE)):
+            job = make_job(session, acme, token_price=PRICE, by=by)
+            service.begin(session, job, SERVER)
+            train(session, job, step=1, num_tokens=60)
+    record_request(database, acme, "a", 3 * UNIT, user=ADA, key=LAPTOP)
+    for period in Period:
+        set_budget(database, acme.id, 100 * UNIT, period=period, holder=holder)
+    with database.transaction(acme.id) as session:
+        assert spent(session) == [63 * UNIT] * 2
+
+
+def test_a_rotated_keys_jobs_are_charged_to_its_successor(database: Database, acme: Tenant) -> None:
+    keys, admin = ApiKeyService(peppers("secret")), principal_of(acme, user=ADA, key=None)
+    with database.transaction(acme.id) as session:
+        old = keys.issue(session, name="ci", scopes=[Scope.INFER]).key.id
+    set_budget(database, acme.id, 100 * UNIT, holder=key_holder(old))
+    with database.transaction(acme.id) as session:
+        by = principal_of(acme, key=old)
+        ended, job = (make_job(session, acme, token_price=PRICE, by=by) for _ in range(2))
+        service.cancel(session, ended, viewer=by)
+        service.begin(session, job, SERVER)
+        train(session, job, step=1, num_tokens=60)
+        new = keys.rotate(session, old, overlap=timedelta(), issuer=admin).key.id
+        assert train(session, job, step=2, num_tokens=100) is JobState.PAUSED
+        assert spent(session, key_holder(old)) == [60 * UNIT]
+        assert spent(session, key_holder(new)) == [100 * UNIT]
+        assert service.get_job(session, ended).key_id == old
+    set_budget(database, acme.id, 101 * UNIT, holder=key_holder(new))
+    with database.transaction(acme.id) as session:
+        assert service.resume_within_budget(session) == 1
+
+
+def test_a_key_is_rotated_while_its_job_reports_steps_and_every_token_is_charged_once(
+    database: Database, acme: Tenant
+) -> None:
+    keys, admin = ApiKeyService(peppers("secret")), principal_of(acme, user=ADA, key=None)
+    limit(database, acme.id, keys=10)
+    with database.transaction(acme.id) as session:
+        chain = [keys.issue(session, name="ci", scopes=[Scope.INFER]).key.id]
+        job = make_job(session, acme, token_price=PRICE, by=principal_of(acme, key=chain[0]))
+        service.begin(session, job, SERVER)
+    set_budget(database, acme.id, 10**6 * UNIT, holder=key_holder(chain[0]))
+
+    def steps() -> None:
+        for number in range(1, 21):
+            with database.transaction(acme.id) as session:
+                train(session, job, step=1, num_tokens=number)
+
+    def rotations() -> None:
+        for _ in range(5):
+            with database.transaction(acme.id) as session:
+                overlap = timedelta(hours=1)
+                issued = keys.rotate(session, chain[-1], overlap=overlap, issuer=admin)
+            chain.append(issued.key.id)
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(each) for each in (steps, rotations)]:
+            future.result(timeout=60)
+    with database.transaction(acme.id) as session:
+        assert spent(session, key_holder(chain[-1])) == [20 * UNIT]
+        sums = sums_of_callers(session)
+        assert sum(tokens for tokens, _ in sums.values()) == 20
+        assert {user for user, _ in sums} == {""}
+        assert {key for _, key in sums} <= set(chain)

@@ -182,6 +182,8 @@ def test_a_trainer_is_part_of_the_load_and_of_the_options(run: Run, tiny_base: P
     assert tuned["options"] == [*plain["options"], *wanted]
     larger = ask(run, tiny_base, "--tuning", "--tuning-batch-size", "4")
     assert larger["trainer_bytes"] > tuned["trainer_bytes"]
+    pairs = ask(run, tiny_base, "--tuning", "--tuning-batch-size", "2", "--tuning-method", "dpo")
+    assert pairs == larger
     room = plain["device_bytes"] / (1 << 30) + 0.05
     fits = ask(run, tiny_base, "--memory-gib", str(max(room, 0.1)))
     too_much = ask(run, tiny_base, "--memory-gib", str(max(room, 0.1)), "--tuning")
@@ -193,3 +195,5 @@ def test_the_trainers_row_says_what_it_is_for(run: Run, tiny_base: Path) -> None
     assert code == ExitCode.OK
     (row,) = (line for line in out.splitlines() if "its own base" in line)
     assert "8 sequences of 64 tokens, rank 8, estimated" in row
+    code, out, _ = run(tiny_base, *options_of(**LOAD), "--tuning", "--tuning-method", "dpo")
+    assert "16 sequences of 64 tokens, rank 8, estimated" in out

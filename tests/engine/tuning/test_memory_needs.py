@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 import torch
 
+from loraplex.adapters.malloc import return_freed_memory
 from loraplex.engine.memory.device_memory import peak_bytes
 from loraplex.engine.memory.host_memory import status_bytes
 from loraplex.engine.tuning.errors import InsufficientTrainingMemory
 from loraplex.engine.tuning.memory_needs import MIB
 from loraplex.engine.tuning.messages import FromTrainer, Open, Ready
+from loraplex.engine.tuning.methods import Method
 from loraplex.engine.tuning.step_shapes import Shapes
 from support.models import make_tiny_llama
 from support.tuning import chat_line, of_kind, open_order, recipe, train_here, write_lines
 
 LONG = "a" * 600
 """Longer than a sequence: it is cut."""
+SHORT: dict[str, Any] = {"batch_size": 8, "max_tokens": 32}
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +29,32 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("base"), num_hidden_layers=4)
 
 
-def order_of(base: Path, work: Path, **changes: Any) -> Open:
+def pair_line(question: str, preferred: str, other: str) -> dict[str, Any]:
+    return {
+        "input": {"messages": [{"role": "user", "content": question}]},
+        "preferred_output": [{"role": "assistant", "content": preferred}],
+        "non_preferred_output": [{"role": "assistant", "content": other}],
+    }
+
+
+def order_of(base: Path, work: Path, method: Method = Method.SUPERVISED, **changes: Any) -> Open:
+    """A step of 16 long sequences, or of 4 pairs."""
     work.mkdir(exist_ok=True)
-    lines = write_lines(work / "lines", [chat_line("Why?", LONG) for _ in range(16)])
-    settings = recipe(batch_size=16, max_tokens=512)
+    is_dpo = method is Method.DPO
+    batch_size = 4 if is_dpo else 16
+    line = pair_line("Why?", LONG, f"{LONG}b") if is_dpo else chat_line("Why?", LONG)
+    lines = write_lines(work / "lines", [line] * batch_size)
+    settings = recipe(method=method.value, batch_size=batch_size, max_tokens=512)
     return open_order(base, lines, work, **{"recipe": settings, **changes})
 
 
+@pytest.mark.parametrize("method", Method)
 def test_the_estimate_is_more_than_what_is_measured_and_not_many_times_as_much(
-    base: Path, tmp_path: Path
+    base: Path, tmp_path: Path, method: Method
 ) -> None:
     reports: list[FromTrainer] = []
-    order = order_of(base, tmp_path)
+    order = order_of(base, tmp_path, method)
+    return_freed_memory()  # else the run takes what another test has left
     measured = peak_bytes(torch.device("cpu"), lambda: reports.extend(train_here(order)))
     (ready,) = of_kind(reports, Ready)
     assert measured > 100 * MIB, "else the estimate is compared with noise"
@@ -57,6 +74,21 @@ def test_a_step_needs_more_for_more_and_longer_sequences() -> None:
     assert shapes.bytes(num_rows=4, width=100) > short
     assert shapes.bytes(num_rows=1, width=200) > short, "attention grows with the square"
     assert shapes.bytes(num_rows=0, width=0) == 4 * 5 * 10_000, "a part is the adapter's"
+
+
+def test_a_step_of_pairs_needs_as_much_as_one_of_so_many_sequences(
+    base: Path, tmp_path: Path
+) -> None:
+    """However short the other end is: both are padded to the longest sequence of the step."""
+    lines = write_lines(tmp_path / "lines", [pair_line("Why?", LONG, "No.")] * 8)
+    pairs, sequences = (
+        of_kind(train_here(order), Ready)[0].step_bytes
+        for order in (
+            open_order(base, lines, tmp_path / "pairs", recipe=recipe(**SHORT, method="dpo")),
+            order_of(base, tmp_path / "sequences", recipe=recipe(**{**SHORT, "batch_size": 16})),
+        )
+    )
+    assert pairs == sequences
 
 
 def test_short_examples_need_less_than_the_recipe_allows(base: Path, tmp_path: Path) -> None:

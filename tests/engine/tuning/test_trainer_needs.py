@@ -15,6 +15,7 @@ from loraplex.engine.tuning.adapter import add_adapter, trained_parameters
 from loraplex.engine.tuning.base import TunableBase, load_tunable_base
 from loraplex.engine.tuning.frozen_linear import FrozenLinear
 from loraplex.engine.tuning.memory_needs import shapes_of
+from loraplex.engine.tuning.methods import Method
 from loraplex.engine.tuning.trainer_needs import PROCESS_BYTES, RecipeLimits
 from loraplex.kernels.quantized_weight import QuantizedWeight
 from support.families import SERVED, save_family
@@ -22,6 +23,7 @@ from support.models import save_byte_tokenizer
 from support.tuning import recipe
 
 LIMITS = RecipeLimits(rank=4, batch_size=3, max_tokens=64)
+QUANTIZATIONS = (Quantization.NONE, Quantization.INT8)
 LOAD = Load(num_sequences=1, context=64, num_active=1, num_known=1, rank=4)
 
 
@@ -40,10 +42,16 @@ def held_bytes(base: TunableBase) -> int:
     return sum(each.nbytes for each in [*base.model.parameters(), *values])
 
 
-@pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.INT8], ids=str)
-@pytest.mark.parametrize("family", ["llama", "gemma"])
+@pytest.mark.parametrize(
+    ("family", "quantization", "method", "num_rows"),
+    [
+        *(("llama", quantization, Method.SUPERVISED, 3) for quantization in QUANTIZATIONS),
+        *(("gemma", quantization, Method.SUPERVISED, 3) for quantization in QUANTIZATIONS),
+        ("llama", Quantization.NONE, Method.DPO, 6),
+    ],
+)
 def test_a_planned_trainer_takes_what_a_loaded_one_does(
-    family: str, quantization: Quantization, tmp_path: Path
+    family: str, quantization: Quantization, method: Method, num_rows: int, tmp_path: Path
 ) -> None:
     folder = save_family(tmp_path, *SERVED[family])
     save_byte_tokenizer(folder)
@@ -53,10 +61,10 @@ def test_a_planned_trainer_takes_what_a_loaded_one_does(
     linears = [base.model.get_submodule(path) for path in base.linears]
     largest = max(_size(each) for each in linears)
     model = add_adapter(base, recipe(rank=LIMITS.rank))
-    step = shapes_of(base, trained_parameters(model).values()).bytes(num_rows=3, width=64)
+    step = shapes_of(base, trained_parameters(model).values()).bytes(num_rows=num_rows, width=64)
     expected = PROCESS_BYTES + held + 4 * largest + step
     planner = LoadPlanner(config)
-    planned = planner.needs(replace(LOAD, trainer=LIMITS)).trainer_bytes
+    planned = planner.needs(replace(LOAD, trainer=replace(LIMITS, method=method))).trainer_bytes
     if base.model.config.tie_word_embeddings:  # on the CPU the engine packs the head beside it
         expected += base.model.get_output_embeddings().weight.nbytes
     assert planned == expected

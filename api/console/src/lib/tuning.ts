@@ -47,7 +47,7 @@ export function curvesOf(events: readonly Event[]): Curves {
 
 const PAUSES: Record<string, string> = {
   trained_tokens: "The tenant's trained tokens of this period are used up. Resume the job in the next period.",
-  budget: "The tenant's budget is exhausted. The job resumes by itself when the budget allows it.",
+  budget: "A budget is exhausted, of the tenant or of who created the job. The job resumes by itself when the budget allows it.",
 };
 
 /** Why a job is paused, and how it resumes. */
