@@ -1,1 +1,0 @@
-import{a as e}from"./tuning-D4gnBB0X.js";import{m as t}from"./client-D31_qdVQ.js";import{t as n}from"./jsx-runtime-DyZJNswf.js";var r=n();function i({job:n}){let i=e(n);return(0,r.jsxs)(`div`,{className:`progress`,children:[(0,r.jsx)(t,{label:`Progress of ${n.adapter}: ${i}`,value:n.step,max:n.num_steps}),(0,r.jsx)(`span`,{className:`nowrap`,children:i})]})}export{i as t};
