@@ -1,73 +1,91 @@
-"""An EAGLE head on the demo's base: one stream, by draft length and format of the weights.
+"""An EAGLE head on the demo's base: one stream, by text, draft length and format of the weights.
 
     make bench-drafts
 
-The head is trained on requests of the demo's task with answers in the base's own style. Its drafts
+`loraplex drafts train` trains the head on the base's own text: continuations of bare text, which
+repeat nothing (`bare_text`), and answers to the demo's task, which repeat the question. Its drafts
 of a fixed length, and prompt lookup's beside them, race against plain decoding on held-out
-requests: both alternate step by step, and their answers are compared. The table shows how much of
-the text prompt lookup finds, the acceptance of each draft token of those that were reached, and the
-time per draft token relative to a plain step. Figures are of one run; `auto` lets the engine choose
-the length.
+prompts: both alternate step by step, and their answers are compared. The table shows the acceptance
+of each draft token of those that were reached, and the time per draft token relative to a plain
+step. With 0 draft tokens the head is served and does not draft; with `auto` the engine chooses the
+length. Figures are medians of the rounds of one run.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from benchmarks.bare_text import (
+    MAX_REPEATED,
+    openings,
+    repeated_share,
+    unrepeated_jobs,
+    write_own_texts,
+)
 from benchmarks.report import MODELS, Row, print_report
-from benchmarks.speculation_arms import Arm, race, tokens_per_second
+from benchmarks.speculation_arms import Arm, Job, race, tokens_per_second
 from benchmarks.speculation_work import BASE, demo_work
 
+from loraplex.api.demo.task import held_out_requests, training_requests
 from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.checkpoint.weights import load_config, load_weights
 from loraplex.engine.config import Quantization
 from loraplex.engine.speculation.control import Control
-from loraplex.engine.speculation.eagle_checkpoint import load_head, save_head
+from loraplex.engine.speculation.eagle_checkpoint import load_head
 from loraplex.engine.speculation.eagle_training import (
-    EagleRecipe,
+    DEFAULT_DEPTH,
     TrainedEagle,
     eagle_accuracies,
-    train_eagle,
 )
-from loraplex.engine.speculation.head_training import HeadSchedule
 from loraplex.engine.speculation.training_texts import read_texts
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.medusa import write_demo_texts
 
 NUM_HELD_OUT = 64
+DRAFT_VOCAB_SIZE = 384
+"""Tokens that the head drafts: 99.8 % of those in the texts."""
+BARE, SAMPLED, ECHO = "bare", "bare, temperature 1", "echo"
+"""The texts: greedy and sampled continuations of bare text, and greedy answers to the task."""
+NGRAM = "ngram"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     train_steps: int = 1_000
-    num_texts: int = 4_000
+    num_bare_texts: int = 4_000
+    num_echo_texts: int = 2_000
     formats: Sequence[str] = ("none", "int8")
-    lengths: Sequence[int | None] = (2, 3, 4, None)
-    """Draft tokens per step; None: the engine chooses."""
-    num_jobs: int = 8
-    rounds: int = 3
+    lengths: Mapping[str, Sequence[int | None]] = field(
+        default_factory=lambda: {BARE: (0, 2, 3, 4, None), SAMPLED: (3,), ECHO: (3,)}
+    )
+    """By text the draft tokens per step; None: the engine chooses."""
+    num_jobs: int = 3
+    """Of a round."""
+    rounds: int = 5
 
 
-SMOKE = Plan(2, 80, ("none",), (2, None), num_jobs=2, rounds=1)
+SMOKE = Plan(2, 70, 10, ("none",), {SAMPLED: (2,)}, num_jobs=1, rounds=1)
+NGRAM_LENGTH = 4
 
 
 @dataclass
 class Drafts:
     """What the control was told of a proposer's drafts."""
 
-    seconds: float = 0.0
-    num_draft_tokens: int = 0
+    seconds: list[float] = field(default_factory=list)
+    """Per draft token of each call."""
     reached: list[int] = field(default_factory=lambda: [0] * 64)
     """By position: the draft tokens before which all were accepted."""
     accepted: list[int] = field(default_factory=lambda: [0] * 64)
@@ -79,7 +97,8 @@ class Drafts:
 
     @property
     def token_seconds(self) -> float:
-        return self.seconds / max(self.num_draft_tokens, 1)
+        """The median, because single calls are held up by other programs."""
+        return median(self.seconds) if self.seconds else 0.0
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
         for place in range(num_drafted):
@@ -93,42 +112,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", type=Path, default=MODELS, help="where heads are kept")
     options = parser.parse_args(arguments)
     plan = SMOKE if options.smoke else Plan()
-    head, held_out = trained_head(options.models, plan)
+    head = trained_head(options.models, plan)
+    work = {text: chosen_jobs(text, plan) for text in plan.lengths}
     rows: list[Row] = []
     num_different = 0
     for weights in plan.formats:
-        for entry, lengths in ((f"eagle:{head}", plan.lengths), ("ngram", plan.lengths[-2:-1])):
-            for length in lengths:
-                row, different = measured(plan, weights, entry, length)
+        for text, lengths in plan.lengths.items():
+            entries = [(f"eagle:{head}", length) for length in lengths]
+            for entry, length in [*entries, (NGRAM, NGRAM_LENGTH)]:
+                row, different = measured(plan, text, work[text], weights, entry, length)
                 rows.append(row)
                 sys.stderr.write(f"{row}\n")
                 num_different += different
-    eagle = [float(str(row["faster by"])) for row in rows if row["proposer"] == "eagle"]
+    unrepeated = [row for row in rows if row["proposer"] == "eagle" and row["text"] != ECHO]
     print_report(
         "drafts",
         rows,
-        faster_by=max(eagle),
-        held_out_acceptance=" ".join(f"{value:.2f}" for value in held_out),
+        faster_by=max(float(str(row["faster by"])) for row in unrepeated),
+        held_out_acceptance=" ".join(f"{value:.2f}" for value in held_out_acceptance(head)),
+        repeated_at_most=MAX_REPEATED,
         requests_answered_differently=num_different,
     )
     return 0
 
 
-def trained_head(folder: Path, plan: Plan) -> tuple[Path, list[float]]:
-    """A head in `folder`, trained unless it is there, and its acceptance by position on held-out
-    texts."""
+def trained_head(folder: Path, plan: Plan) -> Path:
+    """A head in `folder`, trained by the command unless it is there."""
+    head = folder / f"demo-eagle-bare-{plan.train_steps}"
+    if head.exists():
+        return head
     with tempfile.TemporaryDirectory() as data:
-        path = write_demo_texts(Path(data) / "texts.jsonl", plan.num_texts)
-        texts = read_texts(path, Tokenizer(BASE), max_tokens=128)
-    Random(0).shuffle(texts)
-    num_held_out = min(NUM_HELD_OUT, len(texts) // 2)
+        requests = islice(training_requests(31), plan.num_bare_texts)
+        prompts = list(openings(requests, Tokenizer(BASE), seed=31))
+        bare = write_own_texts(Path(data) / "bare.jsonl", prompts, seed=1_000)
+        echo = write_demo_texts(Path(data) / "echo.jsonl", plan.num_echo_texts)
+        texts = Path(data) / "texts.jsonl"
+        texts.write_text(bare.read_text() + echo.read_text())
+        options: dict[str, object] = {
+            "model": BASE,
+            "kind": "eagle",
+            "data": texts,
+            "out": head,
+            "draft-vocab-size": DRAFT_VOCAB_SIZE,
+            "steps": plan.train_steps,
+            "batch-size": 8,
+            "max-tokens": 128,
+            "learning-rate": 4e-3,
+            "device": "cpu",
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        trained = subprocess.run(
+            [sys.executable, "-m", "loraplex", "drafts", "train", *words],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    sys.stderr.write(trained.stdout)
+    return head
+
+
+def held_out_acceptance(head: Path) -> list[float]:
+    """By position, on bare text that the base has generated of held-out requests."""
+    tokenizer = Tokenizer(BASE)
     model = load_weights(BASE, load_config(BASE), torch.float32, torch.device("cpu"))
-    schedule = HeadSchedule(num_steps=plan.train_steps, batch_size=8, learning_rate=4e-3)
-    recipe = EagleRecipe(schedule=schedule)
-    head = folder / f"demo-eagle-{plan.train_steps}"
-    if not head.exists():
-        trained = train_eagle(model, texts[num_held_out:], recipe)
-        save_head(trained.head, head, layers=trained.layers, base_id=compute_base_id(BASE))
+    with tempfile.TemporaryDirectory() as data:
+        prompts = list(openings(held_out_requests(NUM_HELD_OUT), tokenizer, seed=2))
+        path = write_own_texts(Path(data) / "texts.jsonl", prompts, seed=2)
+        texts = read_texts(path, tokenizer, max_tokens=128)
     loaded = load_head(
         head,
         hidden_size=model.config.hidden_size,
@@ -137,44 +187,68 @@ def trained_head(folder: Path, plan: Plan) -> tuple[Path, list[float]]:
         base_id=compute_base_id(BASE),
         dtype=torch.float32,
     )
-    trained = TrainedEagle(loaded.head, loaded.layers)
-    return head, eagle_accuracies(model, trained, texts[:num_held_out], recipe.depth)
+    return eagle_accuracies(model, TrainedEagle(loaded.head, loaded.layers), texts, DEFAULT_DEPTH)
 
 
-def measured(plan: Plan, weights: str, entry: str, length: int | None) -> tuple[Row, int]:
+def chosen_jobs(text: str, plan: Plan) -> list[Job]:
+    """As many as the rounds need, and those of one more round to learn from."""
+    num_jobs = plan.num_jobs * (plan.rounds + 1)
+    if text == ECHO:
+        return demo_work()["echo"][:num_jobs]
+    tokenizer = Tokenizer(BASE)
+    # Each request several times, in other styles and cut elsewhere: greedy answers are few.
+    prompts = chain.from_iterable(
+        openings(held_out_requests(), tokenizer, seed) for seed in range(1, 9)
+    )
+    temperature = 1.0 if text == SAMPLED else 0.0
+    return unrepeated_jobs(prompts, num_jobs, temperature=temperature)
+
+
+def measured(
+    plan: Plan, text: str, jobs: Sequence[Job], weights: str, entry: str, length: int | None
+) -> tuple[Row, int]:
     """Races of one proposer, and how many answers differed."""
-    jobs = demo_work()["echo"][: plan.num_jobs * plan.rounds]
     with arms(weights, entry) as (plain, drafting):
         # Where the engine chooses, it has learned before.
-        for job in demo_work()["echo"][-(1 if length else plan.num_jobs) :]:
+        for job in jobs[: 1 if length is not None else plan.num_jobs]:
             race(plain, drafting, [job], num_forced=length)
         with counted() as drafts:
             rounds = [
                 [race(plain, drafting, [job], num_forced=length) for job in some]
-                for some in (jobs[start :: plan.rounds] for start in range(plan.rounds))
+                for some in (
+                    jobs[start : start + plan.num_jobs]
+                    for start in range(plan.num_jobs, len(jobs), plan.num_jobs)
+                )
             ]
     races = [each for some in rounds for each in some]
-    speeds = [
-        (
-            tokens_per_second([each.plain for each in some]),
-            tokens_per_second([each.speculative for each in some]),
-        )
+    ratios = [
+        tokens_per_second([each.speculative for each in some])
+        / tokens_per_second([each.plain for each in some])
         for some in rounds
     ]
-    step_seconds = median(seconds for each in races for seconds in each.plain.step_seconds)
+    plain_seconds = median(seconds for each in races for seconds in each.plain.step_seconds)
+    step_seconds = median(seconds for each in races for seconds in each.speculative.step_seconds)
     num_draws = sum(each.speculative.num_draws - 1 for each in races)
     num_tokens = sum(sum(map(len, each.speculative.answers)) - 1 for each in races)
+    repeated = [
+        repeated_share(job.prompt, answer)
+        for job, each in zip(jobs[plan.num_jobs :], races, strict=True)
+        for answer in each.plain.answers
+    ]
     row: Row = {
+        "text": text,
         "proposer": entry.partition(":")[0],
         "weights": "fp32" if weights == "none" else weights,
         "draft tokens": "auto" if length is None else str(length),
-        "plain tokens/s": median(plain for plain, _ in speeds),
-        "tokens/s": median(drafting for _, drafting in speeds),
-        "faster by": median(drafting / plain for plain, drafting in speeds),
+        "faster by": median(ratios),
+        "slowest round": min(ratios),
+        "fastest round": max(ratios),
         "tokens per step": num_tokens / max(num_draws, 1),
-        "acceptance by position": " ".join(f"{value:.2f}" for value in drafts.acceptance),
-        "ms per draft token": drafts.token_seconds * 1e3,
-        "ms per plain step": step_seconds * 1e3,
+        "acceptance by position": " ".join(f"{value:.2f}" for value in drafts.acceptance) or "-",
+        "draft token / plain step": drafts.token_seconds / plain_seconds,
+        "step / plain step": step_seconds / plain_seconds,
+        "ms per plain step": plain_seconds * 1e3,
+        "repeated n-grams": sum(repeated) / len(repeated),
     }
     return row, sum(each.num_different for each in races)
 
@@ -206,8 +280,8 @@ def counted() -> Iterator[Drafts]:
 
     def proposing(control: Control, *args: Any) -> None:
         _, lengths, seconds = args
-        drafts.seconds += seconds
-        drafts.num_draft_tokens += sum(length for _, length in lengths)
+        if num_drafted := sum(length for _, length in lengths):
+            drafts.seconds.append(seconds / num_drafted)
         propose(control, *args)
 
     with (

@@ -68,11 +68,41 @@ def attend_group(
     Returns False, without effect, for what the library does not serve: pages with a scale per
     token, trees and other sizes.
     """
-    if group.ancestors is not None or not _are_served(q, keys, values):
+    if group.ancestors is not None or not are_served(q, keys, values):
         return False
     sinks = None if options.sinks is None else options.sinks.float().contiguous()
+    layer = layer_of(q, keys, values, options, sinks)
+    task = task_of(group)
+    memory: tuple[object, object] = keys.data.data_ptr(), values.data.data_ptr()
+    if isinstance(keys, GroupedPages) and isinstance(values, GroupedPages):
+        memory = _memory(keys), _memory(values)
+    attend(ctypes.byref(task), ctypes.byref(layer), q.data_ptr(), *memory, out.data_ptr())
+    return True
+
+
+def task_of(group: SequenceGroup) -> ctypes.Structure:
+    """What the library gets of a group, whose tensors must outlive it."""
+    begins = group.block_positions
+    parts = (group.rows, group.positions, group.block_tables)
+    assert all(part.is_contiguous() for part in parts), "the library reads them row by row"
+    return _Group(
+        *(group.rows.data_ptr(), group.positions.data_ptr(), group.block_tables.data_ptr()),
+        None if begins is None else begins.data_ptr(),
+        *(*group.rows.shape, group.block_tables.shape[1], torch.get_num_threads()),
+    )
+
+
+def layer_of(
+    q: Tensor,
+    keys: KvPages,
+    values: KvPages,
+    options: AttentionOptions,
+    sinks: Tensor | None = None,
+) -> ctypes.Structure:
+    """What the library gets of a layer with queries like q. `sinks`: those of the options, fp32
+    and dense."""
     window = options.window
-    layer = _layer(
+    return _layer(
         None if sinks is None else sinks.data_ptr(),
         None if options.slopes is None else options.slopes.data_ptr(),
         *(q.shape[1], keys.num_heads, keys.dim, values.dim, keys.block_size),
@@ -82,19 +112,6 @@ def attend_group(
         options.num_sink_positions,
         *(options.scale, options.softcap or 0.0),
     )
-    begins = group.block_positions
-    parts = (group.rows, group.positions, group.block_tables)
-    assert all(part.is_contiguous() for part in parts), "the library reads them row by row"
-    task = _Group(
-        *(group.rows.data_ptr(), group.positions.data_ptr(), group.block_tables.data_ptr()),
-        None if begins is None else begins.data_ptr(),
-        *(*group.rows.shape, group.block_tables.shape[1], torch.get_num_threads()),
-    )
-    memory: tuple[object, object] = keys.data.data_ptr(), values.data.data_ptr()
-    if isinstance(keys, GroupedPages) and isinstance(values, GroupedPages):
-        memory = _memory(keys), _memory(values)
-    attend(ctypes.byref(task), ctypes.byref(layer), q.data_ptr(), *memory, out.data_ptr())
-    return True
 
 
 def _memory(pages: GroupedPages) -> object:
@@ -113,7 +130,8 @@ def _layer(*fields: float | None) -> _Layer:
     return _Layer(*fields)
 
 
-def _are_served(q: Tensor, keys: KvPages, values: KvPages) -> bool:
+def are_served(q: Tensor, keys: KvPages, values: KvPages) -> bool:
+    """Whether the library attends queries like q to these pages."""
     sizes = [keys.dim, values.dim, keys.block_size]
     if isinstance(keys, GroupedPages):
         dtype = keys.opened.dtype

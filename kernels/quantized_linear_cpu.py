@@ -16,7 +16,7 @@ _PANEL = 16
 """PANEL of `cpu/linear.h`."""
 _PIECE_ROWS = 64
 """Rows that are packed at a time: a multiple of the panel."""
-_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}
+SCALE_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}
 """`Kind` of `cpu/quantized_linear.h`."""
 
 _LEAST_SPLIT = 2.0**-100
@@ -125,8 +125,8 @@ def multiply_panels(x: Tensor, panels: Panels, bias: Tensor | None, y: Tensor) -
     scale, zero = panels.scale, panels.zero
     function(
         *(x.data_ptr(), panels.codes.data_ptr()),
-        *(scale.data_ptr(), _KINDS[scale.dtype]),
-        *(_address(zero), 0 if zero is None else _KINDS[zero.dtype]),
+        *(scale.data_ptr(), SCALE_KINDS[scale.dtype]),
+        *(_address(zero), 0 if zero is None else SCALE_KINDS[zero.dtype]),
         *(_address(panels.table), _address(bias), y.data_ptr()),
         *(x.numel() // in_features, in_features, out_features, panels.group),
         torch.get_num_threads(),
@@ -136,7 +136,7 @@ def multiply_panels(x: Tensor, panels: Panels, bias: Tensor | None, y: Tensor) -
 def serves_quantized(weight: QuantizedWeight) -> bool:
     """Whether `QuantizedPanelLinear` serves this weight on the CPU."""
     return (
-        weight.scale.dtype in _KINDS
+        weight.scale.dtype in SCALE_KINDS
         and (weight.group % 4 == 0 or weight.group >= weight.shape[1])
         and serves_codes(weight.code_type)
     )

@@ -199,8 +199,9 @@ class ModelRunner:
                 return output
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
         observed = tuple(observations.values())
-        if pools or self.features is not None:
-            with self._watched(pools=pools) as watched:
+        features = self.features if any(map(_may_draft, sequences)) else None
+        if pools or features is not None:
+            with self._watched(features, pools=pools) as watched:
                 output = self.run_chunks(chunks, leases, pending, observed)
             output = watched.added_to(output)
         else:
@@ -243,12 +244,12 @@ class ModelRunner:
         )
 
     @contextmanager
-    def _watched(self, *, pools: bool) -> Iterator[_Watched]:
+    def _watched(self, features: LayerFeatures | None, *, pools: bool) -> Iterator[_Watched]:
         """Collects what one step computes of the whole model inside, beside its logits."""
         with ExitStack() as hooks:
             states = hooks.enter_context(last_hidden_states(self._base.model)) if pools else []
-            outputs = hooks.enter_context(self.features.seen()) if self.features else {}
-            yield _Watched(states, self.features, outputs)
+            outputs = hooks.enter_context(features.seen()) if features else {}
+            yield _Watched(states, features, outputs)
 
     def _needs(self, leases: Sequence[Lease | None]) -> LoraNeeds | None:
         """See `StepAdaptersBuilder.needs`."""
@@ -367,6 +368,12 @@ class _AdapterRows(NamedTuple):
     num_base_tokens: Sequence[int]
     """See `SequenceChunk`."""
     leases: Sequence[Lease | None]
+
+
+def _may_draft(sequence: ScheduledSequence) -> bool:
+    """Whether a proposer may need the hidden states of this sequence's tokens."""
+    asked = sequence.request.submitted.speculation
+    return asked is None or not asked.is_off
 
 
 def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> PendingTokens | None:

@@ -41,6 +41,11 @@ class SpeculationParams:
                 "speculation.num_tokens", f"must be from 0 to {MAX_DRAFT_TOKENS}"
             )
 
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is drafted."""
+        return self.num_tokens == 0
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:

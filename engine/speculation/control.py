@@ -198,7 +198,7 @@ class Control:
         alike = defaultdict(list)
         for request in decodes:
             asked = request.submitted.speculation
-            if asked is None or asked.num_tokens != 0:
+            if asked is None or not asked.is_off:
                 alike[request.adapter, asked].append(request)
         groups = []
         for (line, asked), requests in alike.items():

@@ -79,12 +79,26 @@ class GrowingChain:
     """`[vocab_size]` per token, where the acceptor wants them."""
 
     @property
+    def num_missing(self) -> int:
+        return self.num_tokens - len(self.token_ids)
+
+    @property
     def wants_more(self) -> bool:
-        return len(self.token_ids) < self.num_tokens
+        return self.num_missing > 0
 
     def draft(self) -> Draft:
         probabilities = torch.stack(self.probabilities) if self.probabilities else None
         return Draft(tuple(self.token_ids), probabilities=probabilities)
+
+
+def takes_largest(request: Request) -> bool:
+    """Whether each of the request's tokens is the one with the largest logit, whatever came before.
+
+    A proposer may draft it without the request's parameters: any drawing gives the same.
+    """
+    sampling = request.submitted.sampling
+    changes_logits = request.has_penalties or request.limits_tokens or sampling.logit_bias
+    return sampling.temperature == 0.0 and not changes_logits and request.matcher is None
 
 
 def draw_next(chains: Sequence[GrowingChain], logits: Tensor, drawing: DraftDrawing) -> None:

@@ -11,29 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention import AttentionOptions
 from ..checkpoint.files import locate_heads
 from ..config import EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
-from ..execution.sampler import finite_rows
 from ..kv.cache import KvCache, KvFormat
 from ..kv.groups import LayerKvShape, one_group
 from ..memory.demands import EagleDemand
 from ..memory.kv_demands import block_bytes
-from ..model.base_model import BaseModel
-from ..model.forward import PagedForward
-from ..model.inputs import SequenceChunk, make_inputs
+from ..model.base_model import BaseModel, weight_format
 from ..model.layer_features import LayerFeatures
+from ..model.load_quantization import LoadQuantization
 from ..model.rope import RotaryContexts
 from ..request import Request
+from ..transfers import to_device
+from .chain_inputs import ChainInputs
 from .draft_cache import CachedSequence, DraftCache
-from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
-from .eagle_checkpoint import EagleCheckpoint, load_head
+from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, takes_largest
+from .eagle_checkpoint import load_head
+from .packed_head import PackedHead, Rotation
 from .proposer import DraftRequest
 
 NAME = "eagle"
@@ -76,47 +77,60 @@ class _Drafting:
     chain: GrowingChain
     sequence: CachedSequence
     token_ids: Sequence[int]
-    """Of the next pairs."""
+    """Of the next pairs: first of the known ones that are not computed, then of a draft token."""
     features: Tensor
     """`[len(token_ids), hidden_size]`: what is known of the tokens before them."""
 
-    def chunk(self) -> SequenceChunk:
-        """The next pairs, after those that are computed and those of draft tokens."""
-        num_drafted = max(len(self.chain.token_ids) - 1, 0)
-        start = self.sequence.num_computed + num_drafted
-        return SequenceChunk(self.token_ids, start, self.sequence.tables)
+    @property
+    def place(self) -> int:
+        """That of the next pairs, after those that are computed and those of draft tokens."""
+        return self.sequence.num_computed + max(len(self.chain.token_ids) - 1, 0)
 
 
 class EagleHeadSteps:
     """Runs a head over its own paged cache."""
 
-    def __init__(self, loaded: EagleCheckpoint, base: BaseModel, pages: KvCache) -> None:
+    def __init__(self, loaded: LoadedEagle, pages: KvCache) -> None:
         self.head = loaded.head
         self.pages = pages
+        base = loaded.base
         self._embed: nn.Module = loaded.embedding or base.model.get_input_embeddings()
-        self._vocab_size = base.vocab_size
         self._device = base.device
-        self._options = AttentionOptions(scale=loaded.head.config.head_dim**-0.5)
 
-    def run(self, chunks: Sequence[SequenceChunk], features: Tensor) -> Tensor:
-        """The hidden states `[len(chunks), hidden_size]` of each chunk's last pair; `features
-        [num_tokens, hidden_size]`: those of all."""
-        inputs = make_inputs(
-            chunks, groups=self.pages.groups, block_size=self.pages.block_size, device=self._device
+    def lay_out(self, drafting: Sequence[_Drafting], num_passes: int) -> EaglePasses:
+        """Passes of these: in the first of their next pairs, in the others of a pair for each."""
+        inputs = ChainInputs(
+            [entry.place for entry in drafting],
+            [len(entry.token_ids) for entry in drafting],
+            [entry.sequence.tables[0] for entry in drafting],
+            num_passes,
+            block_size=self.pages.block_size,
+            device=self._device,
         )
-        forward = PagedForward.of(self.pages, inputs)
+        return EaglePasses(inputs, self.head.rotation(inputs.positions))
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return forward.attend(0, q[0], k[0], v[0], self._options)[None]
+    def run(
+        self, passes: EaglePasses, index: int, token_ids: Sequence[int], features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the pairs of a pass, of these tokens and `features [num_pairs, hidden_size]`.
 
-        embedded = self._embed(inputs.input_ids[None])
-        states = self.head(embedded, features[None], inputs.positions[None], attend)
-        last: Tensor = states[0, inputs.logits_rows]
-        return last
+        Returns hidden states `[num_chains, hidden_size]` and logits, as `PackedHead.run`, of the
+        last pair of each chain.
+        """
+        inputs, own = passes.inputs, passes.inputs.rows(index)
+        rotation = Rotation(*(part[own] for part in passes.rotation))
+        embedded = self._embed(to_device(token_ids, self._device)[None])[0]
+        pages = self.pages.keys[0], self.pages.values[0]
+        last_rows, batch = inputs.last_rows(index), inputs.attention(index)
+        return self.head.run(embedded, features, rotation, last_rows, pages, batch)
 
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """fp32 `[num_rows, vocab_size]`."""
-        return self.head.logits(hidden_states, self._vocab_size)
+
+class EaglePasses(NamedTuple):
+    """See `EagleHeadSteps.lay_out`."""
+
+    inputs: ChainInputs
+    rotation: Rotation
+    """Of the rows of all passes."""
 
 
 class EagleProposer:
@@ -174,7 +188,7 @@ class EagleProposer:
     def observe_features(self, request: Request, start: int, features: Tensor) -> None:
         """See `FeatureProposer`."""
         asked = request.submitted.speculation
-        if asked is not None and asked.num_tokens == 0:
+        if asked is not None and asked.is_off:
             return
         pending = self._pending.get(request.request_id)
         if pending is None or start > pending.end or self._exceeds(pending, start + len(features)):
@@ -202,7 +216,7 @@ class EagleProposer:
             self.forget(request.request_id)
             return
         drafting = self._drafting(request, pending, num_tokens, num_draft_tokens=0)
-        self._execute([drafting])
+        self._compute([drafting], self._lay_out([drafting], num_passes=1), 0)
         self.cache.advance(request, num_tokens)
 
     def _begin(self, wanted: Sequence[DraftRequest]) -> dict[Request, _Drafting]:
@@ -240,37 +254,62 @@ class EagleProposer:
         on."""
         growing = drafting
         while growing:
-            growing.sort(key=lambda entry: len(entry.token_ids))
-            states = self._execute(growing)
-            for entry in growing:
+            growing = self._grow(growing)
+
+    def _grow(self, drafting: list[_Drafting]) -> list[_Drafting]:
+        """Draft for all until one of them has its tokens. Returns those that want more."""
+        num_passes = min(entry.chain.num_missing for entry in drafting)
+        passes = self._lay_out(drafting, num_passes)
+        growing = drafting
+        for index in range(num_passes):
+            states, logits = self._compute(drafting, passes, index)
+            for entry in drafting:
                 if not entry.chain.token_ids:
                     self.cache.advance(entry.chain.request, len(entry.token_ids))
-            growing = self._draw(growing, states)
+            growing = self._draw(drafting, states, logits)
+            if len(growing) < len(drafting):
+                break
+        return growing
 
-    def _execute(self, drafting: Sequence[_Drafting]) -> Tensor:
+    def _lay_out(self, drafting: Sequence[_Drafting], num_passes: int) -> EaglePasses:
         self._steps.pages.execute(self.cache.take_operations())
+        return self._steps.lay_out(drafting, num_passes)
+
+    def _compute(
+        self, drafting: Sequence[_Drafting], passes: EaglePasses, index: int
+    ) -> tuple[Tensor, Tensor]:
+        """The hidden state of each one's last pair, and its logits."""
         features = [entry.features for entry in drafting]
         return self._steps.run(
-            [entry.chunk() for entry in drafting],
+            passes,
+            index,
+            [token for entry in drafting for token in entry.token_ids],
             features[0] if len(features) == 1 else torch.cat(features),
         )
 
-    def _draw(self, drafting: list[_Drafting], states: Tensor) -> list[_Drafting]:
+    def _draw(
+        self, drafting: Sequence[_Drafting], states: Tensor, logits: Tensor
+    ) -> list[_Drafting]:
         """Draft a token for each from its hidden state; return those that want another.
 
         One whose logits are not finite is given up: its cache holds what must not be used.
         """
-        logits = self._steps.logits(states)
-        finite = finite_rows(logits).tolist()
+        largest, places = logits.max(-1)
+        finite = largest.isfinite().tolist()  # of a row with NaN it is NaN
         if not all(finite):
             for entry, is_finite in zip(drafting, finite, strict=True):
                 if not is_finite:
                     self.forget(entry.chain.request.request_id)
             drafting = [entry for entry, sound in zip(drafting, finite, strict=True) if sound]
-            states, logits = states[finite], logits[finite]
+            states, logits, places = states[finite], logits[finite], places[finite]
         if not drafting:
             return []
-        draw_next([entry.chain for entry in drafting], logits, self._drawing)
+        head, chains = self._steps.head, [entry.chain for entry in drafting]
+        if all(takes_largest(chain.request) for chain in chains):
+            for chain, token in zip(chains, head.token_ids[places].tolist(), strict=True):
+                chain.token_ids.append(token)
+        else:
+            draw_next(chains, head.whole_logits(logits), self._drawing)
         for entry, state in zip(drafting, states.split(1), strict=True):
             entry.token_ids, entry.features = entry.chain.token_ids[-1:], state
         return [entry for entry in drafting if self._goes_on(entry.chain)]
@@ -283,19 +322,20 @@ class EagleProposer:
 class LoadedEagle:
     """A head on the device, before its cache exists."""
 
-    checkpoint: EagleCheckpoint
+    head: PackedHead
+    embedding: nn.Embedding | None
+    """Its own; None: it reads the base's."""
     features: LayerFeatures
     base: BaseModel
 
     @property
     def weight_bytes(self) -> int:
-        embedding = self.checkpoint.embedding
-        own = 0 if embedding is None else embedding.weight.nbytes
-        return self.checkpoint.head.weight_bytes + own
+        own = 0 if self.embedding is None else self.embedding.weight.nbytes
+        return self.head.weight_bytes + own
 
     @property
     def kv_shape(self) -> LayerKvShape:
-        config = self.checkpoint.head.config
+        config = self.head.config
         return LayerKvShape(config.num_key_value_heads, config.head_dim, config.head_dim)
 
     @property
@@ -304,7 +344,7 @@ class LoadedEagle:
 
     def demand(self, config: EngineConfig) -> EagleDemand:
         (group,) = one_group(1, 2)
-        fc = self.checkpoint.head.fc
+        fc = self.head.fc
         step = config.max_num_batched_tokens * (fc.in_features + fc.out_features)
         pending = config.max_num_seqs * MAX_PENDING * fc.out_features
         return EagleDemand(
@@ -323,7 +363,7 @@ class LoadedEagle:
             device=self.base.device,
         )
         return EagleProposer(
-            EagleHeadSteps(self.checkpoint, self.base, pages),
+            EagleHeadSteps(self, pages),
             self.features,
             max_model_len=max_model_len,
             drawing=make_drawing(config.acceptance),
@@ -350,11 +390,17 @@ def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
             base_id=base.layout.base_id,
             dtype=base.dtype,
         )
-        loaded.head.to(base.device)
-        features = LayerFeatures(base.model, base.config, loaded.layers, loaded.head.fc)
+        head = PackedHead(loaded.head.to(base.device), _quantization(config))
+        features = LayerFeatures(base.model, base.config, loaded.layers, head.fc)
         features.check(base.model, base.config)
     except UnsupportedModel as exc:
         raise InvalidParameter("speculation", f"{NAME}: {exc}") from exc
-    if loaded.embedding is not None:
-        loaded.embedding.to(base.device)
-    return LoadedEagle(loaded, features, base)
+    embedding = loaded.embedding
+    return LoadedEagle(
+        head, None if embedding is None else embedding.to(base.device), features, base
+    )
+
+
+def _quantization(config: EngineConfig) -> LoadQuantization:
+    """That of the base, but for layers that are excluded there."""
+    return LoadQuantization(weight_format(config.quantization), config.quantization_group_size)

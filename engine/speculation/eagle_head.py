@@ -23,8 +23,6 @@ from transformers.models.llama.modeling_llama import (
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From rotated queries `[batch, num_tokens, heads, head_dim]` and the keys and values `[batch,
 num_tokens, kv_heads, head_dim]` of the same pairs to the result for these queries."""
-UNDRAFTED = -1e9
-"""The logit of a token that the head cannot draft: finite, as samplers require."""
 
 
 class EagleHead(nn.Module):
@@ -58,10 +56,6 @@ class EagleHead(nn.Module):
         """int64 `[draft_vocab_size]`: the tokens that it drafts."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
-    @property
-    def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.state_dict().values())
-
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
@@ -79,14 +73,6 @@ class EagleHead(nn.Module):
         """fp32 `[..., draft_vocab_size]`."""
         logits: Tensor = self.lm_head(self.norm(hidden_states))
         return logits.float()
-
-    def logits(self, hidden_states: Tensor, vocab_size: int) -> Tensor:
-        """fp32 `[num_rows, vocab_size]`."""
-        drafted = self.draft_logits(hidden_states)
-        if drafted.shape[-1] == vocab_size:
-            return drafted
-        spread = drafted.new_full((len(drafted), vocab_size), UNDRAFTED)
-        return spread.index_copy_(1, self.token_ids, drafted)
 
 
 class _Layer(nn.Module):

@@ -19,9 +19,12 @@ from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.execution.sampler import gumbel_noise
 from loraplex.engine.memory.kv_budget import MIB
 from loraplex.engine.messages import SpeculationParams
+from loraplex.engine.model.layer_features import LayerFeatures
+from loraplex.engine.model.load_quantization import LoadQuantization
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.eagle import MAX_PENDING, EagleProposer
 from loraplex.engine.speculation.eagle_head import EagleHead
+from loraplex.engine.speculation.packed_head import PackedHead
 from loraplex.engine.speculation.proposer import DraftRequest
 from support.eagle import DenseEagle, save_random_head, save_repeating_head
 from support.engine import LocalEngine
@@ -177,6 +180,106 @@ def test_the_tokens_are_those_of_plain_decoding(tmp_path: Path, temperature: flo
         return [answer.token_ids for answer in engine.answers.values()]
 
     assert answers(f"eagle:{tmp_path / 'head'}") == answers()
+
+
+DRAFTED_FAMILIES = ["qwen3"]
+SLOW_DRAFTED_FAMILIES = ["gemma", "mistral-window"]
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize(
+    "family",
+    [
+        *DRAFTED_FAMILIES,
+        *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW_DRAFTED_FAMILIES),
+    ],
+)
+def test_the_tokens_of_families_are_those_of_plain_decoding(family: str, tmp_path: Path) -> None:
+    """Greedy and sampled, base and adapter, behind a cached prefix and after preemptions."""
+    base = save_family(tmp_path / "base", *SERVED[family])
+    save_repeating_head(base, tmp_path / "head")
+    folder = make_adapter(base, tmp_path / "adapter", seed=1, target_modules=["q_proj", "v_proj"])
+    rng = random.Random(3)
+    prefix = [rng.randrange(3, 128) for _ in range(16)]
+    prompts = [[*prefix, *(rng.randrange(3, 128) for _ in range(4))] for _ in range(12)]
+
+    def run(*speculation: str) -> tuple[list[list[int]], LocalEngine]:
+        engine = LocalEngine(
+            base, tmp_path, speculation=speculation, kv_block_size=8, kv_cache_bytes=20 * 8 * 512
+        )
+        keys = [None, engine.add_adapter(folder)]
+        for index, prompt in enumerate(prompts):
+            engine.submit(
+                prompt,
+                keys[index % 2],
+                max_tokens=20,
+                ignore_eos=True,
+                temperature=0.0 if index % 4 < 2 else 0.8,
+                seed=index,
+                speculation=SpeculationParams(num_tokens=1 + index % 4) if speculation else None,
+            )
+        engine.run()
+        engine.close()
+        return [answer.token_ids for answer in engine.answers.values()], engine
+
+    plain, _ = run()
+    speculated, engine = run(f"eagle:{tmp_path / 'head'}")
+    assert speculated == plain
+    ends = [answer.end for answer in engine.answers.values()]
+    assert sum(end.num_draft_tokens for end in ends) > 0
+    assert engine.core.stats().num_preemptions > 0
+    starts = [answer.started for answer in engine.answers.values()]
+    assert any(start and start.num_cached_tokens for start in starts)
+
+
+def test_drafts_of_different_lengths_are_those_of_requests_alone(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path
+) -> None:
+    def drafts(lengths: Sequence[int]) -> dict[int, list[Draft]]:
+        engine = drafting(tiny_base, tmp_path, checkpoint)
+        with spied() as made:
+            for length in lengths:
+                engine.submit(
+                    [5, 80, 33, length],
+                    max_tokens=8,
+                    ignore_eos=True,
+                    request_id=str(length),
+                    speculation=SpeculationParams(num_tokens=length),
+                )
+            engine.run()
+            engine.close()
+        return {
+            length: [draft for request_id, _, draft in made if request_id == str(length)]
+            for length in lengths
+        }
+
+    together = drafts([1, 2, 5])
+    for length, own in together.items():
+        assert [draft.token_ids for draft in own] == [
+            draft.token_ids for draft in drafts([length])[length]
+        ]
+        assert any(len(draft) == length for draft in own)
+
+
+def test_steps_of_requests_without_drafts_collect_no_hidden_states(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = drafting(tiny_base, tmp_path, checkpoint)
+    calls: list[object] = []
+    combined = LayerFeatures.combined
+
+    def counting(features: LayerFeatures, outputs: dict[int, Tensor]) -> Tensor:
+        calls.append(outputs)
+        return combined(features, outputs)
+
+    monkeypatch.setattr(LayerFeatures, "combined", counting)
+    engine.submit([1, 2, 3], max_tokens=4, speculation=SpeculationParams(num_tokens=0))
+    engine.run()
+    assert not calls
+    engine.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+    engine.run()
+    engine.close()
+    assert len(calls) >= 4
 
 
 def drafting(base: Path, directory: Path, checkpoint: Path, **config: Any) -> LocalEngine:
@@ -363,7 +466,7 @@ def test_a_head_that_gives_no_numbers_drafts_nothing_and_harms_nothing(
 ) -> None:
     engine = drafting(tiny_base, tmp_path, checkpoint)
     proposer = proposer_of(engine)
-    proposer._steps.head.norm.weight.fill_(torch.nan)
+    proposer._steps.head.norms.output.fill_(torch.nan)
     submit(engine, [5, 80, 33, 7])
     engine.run()
     engine.close()
@@ -403,9 +506,10 @@ def test_the_head_and_its_cache_are_part_of_the_memory_plan(
     engine = drafting(tiny_base, tmp_path, checkpoint, kv_block_size=16)
     engine.close()
     num_blocks = proposer_of(engine).cache.num_blocks
+    num_bytes = PackedHead(head, LoadQuantization()).weight_bytes
     block_bytes = 16 * 2 * 2 * 16 * 4  # tokens, keys and values, heads, their size, fp32
     said = (
-        f"EAGLE head {head.weight_bytes / MIB:.1f} MiB, its KV cache {num_blocks} blocks of 16 "
+        f"EAGLE head {num_bytes / MIB:.1f} MiB, its KV cache {num_blocks} blocks of 16 "
         f"tokens, {block_bytes} bytes each: {num_blocks * block_bytes / MIB:.1f} MiB"
     )
     assert said in engine.core.info.memory_plan

@@ -44,16 +44,15 @@ def test_a_head_computes_what_the_reference_does(
     states = head(embedding[tokens][None], features[None], torch.arange(9)[None], causal)[0]
     dense = DenseEagle(head, embedding, norm_before_residual=norm_before_residual)
     for token, own, state, logits in zip(
-        tokens.tolist(), features, states, head.logits(states, VOCAB), strict=True
+        tokens.tolist(), features, states, head.draft_logits(states), strict=True
     ):
         expected = dense.state(token, own.double())
         torch.testing.assert_close(state.double(), expected, rtol=1e-4, atol=1e-4)
         of_drafted = dense.logits(expected) > -torch.inf
         assert of_drafted.nonzero()[:, 0].tolist() == list(range(0, 180, 2))
         torch.testing.assert_close(
-            logits.double()[of_drafted], dense.logits(expected)[of_drafted], rtol=1e-4, atol=1e-4
+            logits.double(), dense.logits(expected)[of_drafted], rtol=1e-4, atol=1e-4
         )
-        assert logits[~of_drafted].max() < -1e8
 
 
 def save(path: Path, **changes: object) -> None:

@@ -1,0 +1,150 @@
+"""An EAGLE head as it is served: its weights in the base's form, in few calls for each pass.
+
+`EagleHead` defines what it computes. A pass of one pair multiplies little, so that on a small base
+the calls themselves are most of its time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.attention import AttentionBatch, AttentionOptions, paged_attention
+from ...kernels.draft_layer_cpu import DraftLayerOnCpu, DraftNorms, serves_draft_layer
+from ...kernels.gated_activation import Activation, gated_activation
+from ...kernels.kv_pages import KvPages, write_pages
+from ...kernels.linear import Linear
+from ...kernels.linear_packing import pack_linear
+from ...kernels.rms_norm import NormForm, rms_norm
+from ...kernels.rotary import rotary
+from ..model.load_quantization import LoadQuantization
+from .eagle_head import EagleHead
+
+Pages = tuple[KvPages, KvPages]
+"""Of keys and of values."""
+UNDRAFTED = -1e9
+"""The logit of a token that the head cannot draft: finite, as samplers require."""
+
+
+class Rotation(NamedTuple):
+    """`[num_pairs, head_dim]` each."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class PackedHead:
+    """The layer of an EagleHead, whose sibling projections are one."""
+
+    def __init__(self, head: EagleHead, quantization: LoadQuantization) -> None:
+        """`quantization`: how the base's linear layers are quantized while they are loaded."""
+        layer, attention, mlp = head.midlayer, head.midlayer.self_attn, head.midlayer.mlp
+
+        def packed(*siblings: nn.Linear) -> Linear:
+            weight = torch.cat([each.weight for each in siblings])
+            # The layers that are excluded are the base's.
+            return pack_linear(quantization.apply("", weight), dtype=weight.dtype)
+
+        self.config = config = head.config
+        self.token_ids = head.token_ids
+        self.fc = packed(head.fc)
+        self.linears = (
+            packed(attention.q_proj, attention.k_proj, attention.v_proj),
+            packed(attention.o_proj),
+            packed(mlp.gate_proj, mlp.up_proj),
+            packed(mlp.down_proj),
+            packed(head.lm_head),
+        )
+        self.norms = DraftNorms(
+            *(norm.weight for norm in (layer.input_layernorm, layer.hidden_norm)),
+            *(norm.weight for norm in (layer.post_attention_layernorm, head.norm)),
+        )
+        self._norms_before_residual = head.norms_before_residual
+        self._rotary = attention.rotary
+        self._options = AttentionOptions(scale=config.head_dim**-0.5)
+        self._on_cpu: DraftLayerOnCpu | None = None
+        if serves_draft_layer(self.linears, self.norms):
+            self._on_cpu = DraftLayerOnCpu(
+                self.linears,
+                self.norms,
+                num_heads=config.num_attention_heads,
+                head_dim=config.head_dim,
+                eps=config.rms_norm_eps,
+                norms_before_residual=head.norms_before_residual,
+            )
+
+    @property
+    def weight_bytes(self) -> int:
+        linears = sum(linear.weight_bytes for linear in (self.fc, *self.linears))
+        return linears + sum(norm.nbytes for norm in self.norms)
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """For `positions [num_pairs]`, int64."""
+        cos, sin = self._rotary(self.norms.output, positions[None])
+        return Rotation(cos[0], sin[0])
+
+    def run(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        rotation: Rotation,
+        kept: Tensor,
+        pages: Pages,
+        batch: AttentionBatch,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute pairs of `embedded` tokens and `features [num_pairs, hidden_size]`, and store
+        their keys and values.
+
+        Returns the hidden states of the pairs `kept`, int64, and fp32 logits of what follows them:
+        `[len(kept), draft_vocab_size]`.
+        """
+        if self._on_cpu is not None:
+            computed = self._on_cpu.run(
+                embedded, features, rotation, kept, pages, batch, self._options
+            )
+            if computed is not None:
+                return computed
+        return self.run_plainly(embedded, features, rotation, kept, pages, batch)
+
+    def run_plainly(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        rotation: Rotation,
+        kept: Tensor,
+        pages: Pages,
+        batch: AttentionBatch,
+    ) -> tuple[Tensor, Tensor]:
+        """The same, an operation at a time."""
+        qkv, o, gate_up, down, output_head = self.linears
+        normed = self._normed(features, self.norms.features)
+        pairs = torch.cat([self._normed(embedded, self.norms.embedding), normed], dim=-1)
+        q, k, v = self._rotated(qkv(pairs), rotation)
+        write_pages(*pages, batch.slot_mapping, k, v)
+        x = normed if self._norms_before_residual else features
+        x = x + o(paged_attention(q, *pages, batch, self._options).flatten(1))
+        x = x[kept]
+        gate, up = gate_up(self._normed(x, self.norms.mlp)).chunk(2, dim=-1)
+        states = x + down(gated_activation(gate, up, Activation.SILU))
+        return states, output_head(self._normed(states, self.norms.output)).float()
+
+    def whole_logits(self, draft_logits: Tensor) -> Tensor:
+        """fp32 `[num_pairs, vocab_size]`."""
+        if draft_logits.shape[-1] == self.config.vocab_size:
+            return draft_logits
+        size = len(draft_logits), self.config.vocab_size
+        return draft_logits.new_full(size, UNDRAFTED).index_copy_(1, self.token_ids, draft_logits)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, self.config.rms_norm_eps, NormForm.ROUNDED_FIRST)
+
+    def _rotated(self, qkv: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        cos, sin = rotation
+        q, k = rotary(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos[None], sin[None])
+        return q[0].transpose(0, 1), k[0].transpose(0, 1), v
