@@ -71,9 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for work in plan.work:
                     for length in plan.lengths:
                         row, different = measured(plan, plain, drafting, work, length)
-                        row = {"base": "fp32" if weights == "none" else weights, "copy": copy} | row
-                        rows.append(row)
-                        sys.stderr.write(f"{row}\n")
+                        served = "fp32" if weights == "none" else weights
+                        rows.append({"base": served, "copy": copy, **row})
+                        sys.stderr.write(f"{rows[-1]}\n")
                         num_different += different
     print_report(
         "quantized-drafts",

@@ -85,11 +85,9 @@ def ended(request_id: str, reason: FinishReason, used: Resources) -> RequestFini
 def test_a_request_is_charged_with_what_both_replicas_have_spent_on_it(
     reason: FinishReason,
 ) -> None:
-    router = router_of(p=PREFILL, d=DECODE)
-    passing = handovers.Handovers(router, lambda name, message: True, lambda name: True, float)
-    request = make_request("r", LONG)
-    router.open(asked("r"), "d")
-    passing.begin(request, "p", "d")
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    fleet.begin("r")
+    passing = fleet.own
     on_prompt, on_output = Resources(2.0, 300.0, 10, 10), Resources(5.0, 4000.0, 10, 0)
     passing.note("p", StepEvents(finished=[ended("r/prefill", reason, on_prompt)]))
     other = ended("other", FinishReason.STOP, on_output)
