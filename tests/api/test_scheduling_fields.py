@@ -34,6 +34,7 @@ from loraplex.engine.messages import (
     SpeculationParams,
 )
 from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.request_end import RequestEnd
 from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.text_form import TextForm
@@ -58,7 +59,9 @@ class RecordingEngine:
         error = ErrorInfo(EngineUnavailable.code, "planted")
         end = RequestFinished(request.request_id, FinishReason.ERROR, 1, 0, error)
         asyncio.get_running_loop().call_soon(take, end)
-        return SimpleNamespace(close=lambda: None)
+        request_end = RequestEnd()
+        request_end.come(end)
+        return SimpleNamespace(close=lambda: None, end=request_end)
 
 
 class FakeMetering:
