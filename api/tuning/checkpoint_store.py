@@ -54,9 +54,9 @@ class CheckpointStore:
         self._threads.close()
 
     async def put(self, job: TuningJob, file: CheckpointFile) -> None:
-        """Store a checkpoint, and remove the job's older ones. It is dropped if the job has ended
-        or is another server's. Raises QuotaExceeded, another PlatformError, an AdapterError or
-        OSError."""
+        """Store a checkpoint, and remove the job's older ones of this runtime. It is dropped if the
+        job has ended or is another server's. Raises QuotaExceeded, another PlatformError, an
+        AdapterError or OSError."""
         checkpoint = StoredCheckpoint(
             id=stored_checkpoints.new_checkpoint_id(),
             job_id=job.id,
@@ -67,7 +67,10 @@ class CheckpointStore:
             created_at=utc_now(),
         )
         check = partial(
-            stored_checkpoints.check_room, job_id=job.id, size_bytes=checkpoint.size_bytes
+            stored_checkpoints.check_room,
+            job_id=job.id,
+            size_bytes=checkpoint.size_bytes,
+            runtime_id=self._runtime_id,
         )
         await self._control_plane.write(job.tenant_id, check)
         key = checkpoint_key(job.tenant_id, checkpoint.id, checkpoint.sha256)

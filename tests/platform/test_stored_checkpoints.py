@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from sqlalchemy import select
 
@@ -16,7 +18,7 @@ from loraplex.platform.tuning.states import JobState
 from support.catalog import make_version
 from support.limits import limit
 
-SIZE, RUNTIME = 100, "sha256:1"
+SIZE, RUNTIME, OTHER_RUNTIME = 100, "sha256:1", "sha256:2"
 
 
 def make_job(session: TenantSession, job_id: str, state: JobState = JobState.RUNNING) -> str:
@@ -36,14 +38,14 @@ def make_job(session: TenantSession, job_id: str, state: JobState = JobState.RUN
     return job_id
 
 
-def make_checkpoint(job_id: str, step: int) -> StoredCheckpoint:
+def make_checkpoint(job_id: str, step: int, runtime_id: str = RUNTIME) -> StoredCheckpoint:
     return StoredCheckpoint(
         id=stored_checkpoints.new_checkpoint_id(),
         job_id=job_id,
         step=step,
         sha256="0" * 64,
         size_bytes=SIZE,
-        runtime_id=RUNTIME,
+        runtime_id=runtime_id,
         created_at=utc_now(),
     )
 
@@ -97,18 +99,18 @@ def test_the_limit_counts_adapters_and_all_checkpoints_but_those_that_are_replac
         store(session, first, 4, 8)
         store(session, second, 4)
         used = version.size_bytes + 3 * SIZE
-    for room, job_id, fits in (
-        (used, first, True),  # instead of its older one
-        (used, second, False),
-        (used + SIZE, second, True),
+    for room, job_id, runtime_id, fits in (
+        (used, first, RUNTIME, True),  # instead of its older one
+        (used, first, OTHER_RUNTIME, False),
+        (used + SIZE, first, OTHER_RUNTIME, True),
+        (used, second, RUNTIME, False),
+        (used + SIZE, second, RUNTIME, True),
     ):
         limit(database, acme.id, stored_bytes=room)
         with database.transaction(acme.id) as session:
-            if fits:
-                stored_checkpoints.check_room(session, job_id, SIZE)
-                continue
-            with pytest.raises(QuotaExceeded):
-                stored_checkpoints.check_room(session, job_id, SIZE)
+            refused = nullcontext() if fits else pytest.raises(QuotaExceeded)
+            with refused:
+                stored_checkpoints.check_room(session, job_id, SIZE, runtime_id=runtime_id)
 
 
 def test_those_of_ended_jobs_are_taken_once(database: Database, acme: Tenant, bolt: Tenant) -> None:
