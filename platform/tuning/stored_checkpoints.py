@@ -70,6 +70,7 @@ def remove_damaged(session: TenantSession, checkpoint_id: str) -> None:
     query = select(StoredCheckpoint).where(StoredCheckpoint.id == checkpoint_id)
     found = session.scalars(query).one_or_none()
     if found is not None:
+        get_job(session, found.job_id, is_locked=True)  # for the event's number
         message = f"The stored checkpoint of step {found.step} is damaged and was removed."
         add_events(session, found.job_id, [Happened(message, "warn")])
         session.delete(found)
@@ -81,8 +82,10 @@ def has_needless(session: PlatformSession) -> bool:
 
 
 def take_needless(session: PlatformSession) -> Sequence[StoredCheckpoint]:
-    """Remove some checkpoints of jobs that have ended; the caller then removes their objects."""
-    found = session.scalars(_needless(limit=NUM_AT_ONCE)).all()
+    """Remove some checkpoints of jobs that have ended, but for those that another server is
+    removing; the caller then removes their objects."""
+    query = _needless(limit=NUM_AT_ONCE).with_for_update(of=StoredCheckpoint, skip_locked=True)
+    found = session.scalars(query).all()
     for each in found:
         session.delete(each)
     return found

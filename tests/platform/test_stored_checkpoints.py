@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 
 import pytest
@@ -13,9 +15,11 @@ from loraplex.platform.errors import QuotaExceeded
 from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.tuning import service, stored_checkpoints
-from loraplex.platform.tuning.models import StoredCheckpoint, TuningJob
+from loraplex.platform.tuning.models import StoredCheckpoint, TuningEvent, TuningJob
+from loraplex.platform.tuning.service import Happened
 from loraplex.platform.tuning.states import JobState
 from support.catalog import make_version
+from support.databases import wait_until_one_is_blocked
 from support.limits import limit
 
 SIZE, RUNTIME, OTHER_RUNTIME = 100, "sha256:1", "sha256:2"
@@ -130,6 +134,49 @@ def test_those_of_ended_jobs_are_taken_once(database: Database, acme: Tenant, bo
         assert not stored_checkpoints.has_needless(session)
         assert stored_checkpoints.take_needless(session) == []
         assert len(stored_checkpoints.list_of_all_tenants(session)) == 4
+
+
+def test_two_servers_take_none_of_them_twice(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        store(session, make_job(session, "ftjob-1"), 4, 8)
+        job = session.get_one(TuningJob, "ftjob-1")
+        job.state, job.ended_at = JobState.CANCELLED, utc_now()
+
+    def take() -> Sequence[StoredCheckpoint]:
+        with database.platform_transaction() as session:
+            return stored_checkpoints.take_needless(session)
+
+    with ThreadPoolExecutor(1) as threads:
+        with database.platform_transaction() as session:
+            assert len(stored_checkpoints.take_needless(session)) == 2
+            other = threads.submit(take)
+            wait([other], timeout=0.5)
+        assert other.result() == []
+
+
+def test_the_removal_of_a_damaged_one_is_an_event_with_a_number_of_its_own(
+    database: Database, acme: Tenant
+) -> None:
+    """While another change of the job adds one: lists of events go on after a number."""
+    with database.transaction(acme.id) as session:
+        job_id = make_job(session, "ftjob-1")
+        store(session, job_id, 4)
+        (stored,) = session.scalars(select(StoredCheckpoint.id))
+
+    def remove() -> None:
+        with database.transaction(acme.id) as session:
+            stored_checkpoints.remove_damaged(session, stored)
+
+    with ThreadPoolExecutor(1) as threads:
+        with database.transaction(acme.id) as session:
+            service.get_job(session, job_id, is_locked=True)
+            service.add_events(session, job_id, [Happened("The job was paused.")])
+            removing = threads.submit(remove)
+            wait_until_one_is_blocked(session)
+        removing.result()
+    with database.transaction(acme.id) as session:
+        assert sorted(session.scalars(select(TuningEvent.number))) == [1, 2]
+        assert session.scalars(select(StoredCheckpoint)).all() == []
 
 
 def test_they_are_deleted_with_their_job(database: Database, acme: Tenant) -> None:
