@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -121,8 +122,7 @@ class CheckpointStore:
                 size_bytes=checkpoint.size_bytes,
             )
         path = checkpoint_path(folder.checkpoints, checkpoint.step, checkpoint.sha256)
-        folder.incoming.rename(path)
-        sync_directory(folder.checkpoints)
+        await asyncio.to_thread(_publish, folder.incoming, path)
 
     async def _remove_objects(self, named: Iterable[tuple[str, str, str]]) -> None:
         """Of these tenants, ids and digests. What fails is left to a garbage collection."""
@@ -130,3 +130,9 @@ class CheckpointStore:
             key = checkpoint_key(tenant_id, checkpoint_id, sha256)
             with suppress(AdapterError):
                 await self._threads.run(tenant_id, self._store.delete, key)
+
+
+def _publish(incoming: Path, path: Path) -> None:
+    """Give a whole file its name, for good."""
+    incoming.rename(path)
+    sync_directory(path.parent)
