@@ -55,23 +55,32 @@ class CheckpointStore:
         self._threads.close()
 
     async def put(self, job: TuningJob, file: CheckpointFile) -> None:
-        """Store a checkpoint, and remove the job's older ones of this runtime. It is dropped if the
-        job has ended or is another server's. Raises QuotaExceeded, another PlatformError, an
-        AdapterError or OSError."""
+        """Store a checkpoint unless it is stored already, and remove the job's older ones of this
+        runtime. It is dropped if the job has ended or is another server's. Raises QuotaExceeded,
+        another PlatformError, an AdapterError or OSError."""
+        runtime_id = self._runtime_id
+        look = partial(
+            stored_checkpoints.is_stored,
+            job_id=job.id,
+            sha256=file.sha256,
+            runtime_id=runtime_id,
+        )
+        if await self._control_plane.read(job.tenant_id, look):
+            return
         checkpoint = StoredCheckpoint(
             id=stored_checkpoints.new_checkpoint_id(),
             job_id=job.id,
             step=file.step,
             sha256=file.sha256,
             size_bytes=file.path.stat().st_size,
-            runtime_id=self._runtime_id,
+            runtime_id=runtime_id,
             created_at=utc_now(),
         )
         check = partial(
             stored_checkpoints.check_room,
             job_id=job.id,
             size_bytes=checkpoint.size_bytes,
-            runtime_id=self._runtime_id,
+            runtime_id=runtime_id,
         )
         await self._control_plane.write(job.tenant_id, check)
         key = checkpoint_key(job.tenant_id, checkpoint.id, checkpoint.sha256)

@@ -28,6 +28,12 @@ def new_checkpoint_id() -> str:
     return f"ftckpt-{uuid.uuid4().hex}"
 
 
+def is_stored(session: TenantSession, job_id: str, sha256: str, *, runtime_id: str) -> bool:
+    """Whether the job has a checkpoint of this content."""
+    query = _of_job(job_id, runtime_id).where(StoredCheckpoint.sha256 == sha256)
+    return session.scalars(query).first() is not None
+
+
 def check_room(session: TenantSession, job_id: str, size_bytes: int, *, runtime_id: str) -> None:
     """Check that one more of this size fits next to the tenant's adapters, uploads and checkpoints,
     but for those that it replaces. Checkpoints never keep an adapter out. Raises QuotaExceeded.

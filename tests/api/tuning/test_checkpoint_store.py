@@ -184,6 +184,17 @@ def test_the_last_two_checkpoints_of_a_job_are_kept(place: Place) -> None:
     assert len(place.objects()) == 3
 
 
+def test_a_checkpoint_that_is_stored_already_is_not_sent_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is resumed and paused again without a step more has the same checkpoint."""
+    place.put(4, 8)
+    with monkeypatch.context() as patch:
+        patch.delattr(LocalStore, "put_file")
+        place.put(8)
+    assert place.stored_steps() == [4, 8]
+
+
 def test_a_checkpoint_of_the_folder_that_is_as_new_is_used(place: Place) -> None:
     place.put(4)
     write_state(place.folder("second").checkpoints, State(6, 60))
