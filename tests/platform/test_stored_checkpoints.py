@@ -143,12 +143,12 @@ def test_two_servers_take_none_of_them_twice(database: Database, acme: Tenant) -
         job.state, job.ended_at = JobState.CANCELLED, utc_now()
 
     def take() -> Sequence[StoredCheckpoint]:
-        with database.platform_transaction() as session:
-            return stored_checkpoints.take_needless(session)
+        with database.platform_transaction() as second:
+            return stored_checkpoints.take_needless(second)
 
     with ThreadPoolExecutor(1) as threads:
-        with database.platform_transaction() as session:
-            assert len(stored_checkpoints.take_needless(session)) == 2
+        with database.platform_transaction() as first:
+            assert len(stored_checkpoints.take_needless(first)) == 2
             other = threads.submit(take)
             wait([other], timeout=0.5)
         assert other.result() == []
