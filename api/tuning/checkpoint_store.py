@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -54,20 +55,32 @@ class CheckpointStore:
         self._threads.close()
 
     async def put(self, job: TuningJob, file: CheckpointFile) -> None:
-        """Store a checkpoint, and remove the job's older ones. It is dropped if the job has ended
-        or is another server's. Raises QuotaExceeded, another PlatformError, an AdapterError or
-        OSError."""
+        """Store a checkpoint unless it is stored already, and remove the job's older ones of this
+        runtime. It is dropped if the job has ended or is another server's. Raises QuotaExceeded,
+        another PlatformError, an AdapterError or OSError."""
+        runtime_id = self._runtime_id
+        look = partial(
+            stored_checkpoints.is_stored,
+            job_id=job.id,
+            sha256=file.sha256,
+            runtime_id=runtime_id,
+        )
+        if await self._control_plane.read(job.tenant_id, look):
+            return
         checkpoint = StoredCheckpoint(
             id=stored_checkpoints.new_checkpoint_id(),
             job_id=job.id,
             step=file.step,
             sha256=file.sha256,
             size_bytes=file.path.stat().st_size,
-            runtime_id=self._runtime_id,
+            runtime_id=runtime_id,
             created_at=utc_now(),
         )
         check = partial(
-            stored_checkpoints.check_room, job_id=job.id, size_bytes=checkpoint.size_bytes
+            stored_checkpoints.check_room,
+            job_id=job.id,
+            size_bytes=checkpoint.size_bytes,
+            runtime_id=runtime_id,
         )
         await self._control_plane.write(job.tenant_id, check)
         key = checkpoint_key(job.tenant_id, checkpoint.id, checkpoint.sha256)
@@ -118,8 +131,7 @@ class CheckpointStore:
                 size_bytes=checkpoint.size_bytes,
             )
         path = checkpoint_path(folder.checkpoints, checkpoint.step, checkpoint.sha256)
-        folder.incoming.rename(path)
-        sync_directory(folder.checkpoints)
+        await asyncio.to_thread(_publish, folder.incoming, path)
 
     async def _remove_objects(self, named: Iterable[tuple[str, str, str]]) -> None:
         """Of these tenants, ids and digests. What fails is left to a garbage collection."""
@@ -127,3 +139,9 @@ class CheckpointStore:
             key = checkpoint_key(tenant_id, checkpoint_id, sha256)
             with suppress(AdapterError):
                 await self._threads.run(tenant_id, self._store.delete, key)
+
+
+def _publish(incoming: Path, path: Path) -> None:
+    """Give a whole file its name, for good."""
+    incoming.rename(path)
+    sync_directory(path.parent)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import structlog
 
@@ -81,7 +82,7 @@ class CheckpointUploads:
         try:
             found = await asyncio.to_thread(list_checkpoints, self._folder.checkpoints)
             if found and found[0].step > self._stored_step:
-                with _held(found[0], self._folder) as file:
+                async with _held(found[0], self._folder) as file:
                     await self._store.put(self._job, file)
                 self._stored_step = found[0].step
         except (PlatformError, AdapterError, OSError) as exc:
@@ -90,15 +91,19 @@ class CheckpointUploads:
         return True
 
 
-@contextmanager
-def _held(file: CheckpointFile, folder: WorkFolder) -> Iterator[CheckpointFile]:
+@asynccontextmanager
+async def _held(file: CheckpointFile, folder: WorkFolder) -> AsyncIterator[CheckpointFile]:
     """The checkpoint under another name, which its trainer can neither remove nor replace. Raises
     OSError, also if it is a link."""
-    folder.outgoing.unlink(missing_ok=True)
-    os.link(file.path, folder.outgoing, follow_symlinks=False)
     try:
-        if not stat.S_ISREG(folder.outgoing.lstat().st_mode):
-            raise OSError(f"{file.path.name} is no file")
+        await asyncio.to_thread(_link, file.path, folder.outgoing)
         yield file._replace(path=folder.outgoing)
-    finally:
-        folder.outgoing.unlink()
+    finally:  # this may be the last name of a large file
+        await asyncio.to_thread(folder.outgoing.unlink, missing_ok=True)
+
+
+def _link(path: Path, outgoing: Path) -> None:
+    outgoing.unlink(missing_ok=True)
+    os.link(path, outgoing, follow_symlinks=False)
+    if not stat.S_ISREG(outgoing.lstat().st_mode):
+        raise OSError(f"{path.name} is no file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..messages import NO_RESOURCES, RequestFinished, Resources
 
@@ -32,10 +33,8 @@ class RequestEnd:
 async def used_by(ends: Sequence[RequestEnd], *, patience_seconds: float) -> Resources:
     """What requests have used together. Waits for those that were closed and are still to end, but
     no longer than this: what comes later is not counted."""
-    awaited = [end for end in ends if not end.has_come]
-    if awaited:
-        tasks = [asyncio.ensure_future(end.wait()) for end in awaited]
-        await asyncio.wait(tasks, timeout=patience_seconds)
-        for task in tasks:
-            task.cancel()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience_seconds):
+            for end in ends:
+                await end.wait()
     return sum((end.used for end in ends), start=NO_RESOURCES)

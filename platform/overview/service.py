@@ -177,8 +177,9 @@ def read_tokens(session: PlatformSession, window: Window, limit: int) -> list[Te
             *(func.sum(TenantSample.num_judged), func.sum(TenantSample.num_met)),
         )
         .join(Tenant, Tenant.id == TenantSample.tenant_id)
-        .where(*_within(TenantSample, window), TenantSample.output_tokens > 0)
+        .where(*_within(TenantSample, window))
         .group_by(Tenant.id, Tenant.slug, Tenant.weight)
+        .having(func.sum(TenantSample.output_tokens) > 0)
         .order_by(func.sum(TenantSample.output_tokens).desc(), Tenant.slug)
     ).all()
     found = {

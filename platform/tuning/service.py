@@ -208,10 +208,8 @@ def cancel(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[T
 
 def cancel_all(session: TenantSession) -> None:
     """End every job that is not being published."""
-    query = select(TuningJob).where(
-        TuningJob.state.in_(OPEN_STATES), TuningJob.finalizing_at.is_(None)
-    )
-    for job in session.scalars(query.with_for_update()).all():
+    is_open = TuningJob.state.in_(OPEN_STATES)
+    for job in _lock_jobs(session, is_open & TuningJob.finalizing_at.is_(None)):
         _move(session, job, JobState.CANCELLED, "The job was cancelled.")
 
 
@@ -263,8 +261,7 @@ def may_resume_within_budget(session: TenantSession) -> bool:
 def resume_within_budget(session: TenantSession) -> int:
     """Let each job that waits for a budget wait for its turn, if none of its budgets is exhausted;
     returns how many."""
-    query = select(TuningJob).where(_WAITS_FOR_BUDGET).order_by(TuningJob.created_at)
-    waiting = session.scalars(query.with_for_update()).all()
+    waiting = _lock_jobs(session, _WAITS_FOR_BUDGET)
     jobs = [job for job in waiting if not _is_over_budget(session, job)]
     for job in jobs:
         _move(session, job, JobState.QUEUED, "The job was resumed: the budget allows it.")
@@ -278,8 +275,7 @@ def lock_jobs_of_key(session: TenantSession, key_id: str) -> Sequence[TuningJob]
     Call it before anything that locks the tenant or its limits, as reports of steps do.
     """
     is_of_key = TuningJob.key_id == key_id
-    query = select(TuningJob).where(is_of_key, TuningJob.state.in_(OPEN_STATES))
-    return session.scalars(query.order_by(TuningJob.id).with_for_update()).all()
+    return _lock_jobs(session, is_of_key & TuningJob.state.in_(OPEN_STATES))
 
 
 def check_file_unused(session: TenantSession, file_id: str) -> None:
@@ -597,6 +593,12 @@ def _go(job: TuningJob, target: JobState) -> None:
 _WAITS_FOR_BUDGET = (TuningJob.state == JobState.PAUSED) & (
     TuningJob.pause_reason == PauseReason.BUDGET.value
 )
+
+
+def _lock_jobs(session: TenantSession, are_wanted: ColumnElement[bool]) -> Sequence[TuningJob]:
+    """These jobs, locked in the order of their ids, so that two units of work never deadlock."""
+    query = select(TuningJob).where(are_wanted).order_by(TuningJob.id)
+    return session.scalars(query.with_for_update()).all()
 
 
 def _reads(file_id: str) -> ColumnElement[bool]:

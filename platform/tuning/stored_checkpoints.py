@@ -19,7 +19,7 @@ from .service import Happened, add_events, get_job
 from .states import OPEN_STATES
 
 NUM_KEPT = 2
-"""Of one job: if the newest one is damaged, the one before it serves."""
+"""Of one job on one runtime: if the newest one is damaged, the one before it serves."""
 NUM_AT_ONCE = 100
 
 
@@ -28,15 +28,19 @@ def new_checkpoint_id() -> str:
     return f"ftckpt-{uuid.uuid4().hex}"
 
 
-def check_room(session: TenantSession, job_id: str, size_bytes: int) -> None:
+def is_stored(session: TenantSession, job_id: str, sha256: str, *, runtime_id: str) -> bool:
+    """Whether the job has a checkpoint of this content."""
+    query = _of_job(job_id, runtime_id).where(StoredCheckpoint.sha256 == sha256)
+    return session.scalars(query).first() is not None
+
+
+def check_room(session: TenantSession, job_id: str, size_bytes: int, *, runtime_id: str) -> None:
     """Check that one more of this size fits next to the tenant's adapters, uploads and checkpoints,
     but for those that it replaces. Checkpoints never keep an adapter out. Raises QuotaExceeded.
     """
-    others = select(func.coalesce(func.sum(StoredCheckpoint.size_bytes), 0)).where(
-        StoredCheckpoint.job_id != job_id
-    )
-    kept = _of_job(job_id).limit(NUM_KEPT - 1)
-    used = int(session.scalar(others) or 0) + sum(each.size_bytes for each in session.scalars(kept))
+    all_sizes = select(func.coalesce(func.sum(StoredCheckpoint.size_bytes), 0))
+    replaced = session.scalars(_of_job(job_id, runtime_id).offset(NUM_KEPT - 1))
+    used = int(session.scalar(all_sizes) or 0) - sum(each.size_bytes for each in replaced)
     quotas.check_room_for_upload(session, used + size_bytes)
 
 
@@ -44,7 +48,8 @@ def add(
     session: TenantSession, checkpoint: StoredCheckpoint, *, server_id: str
 ) -> Sequence[StoredCheckpoint]:
     """Keep a checkpoint whose object is in the store. Returns those whose objects are to be
-    removed: older ones, or this one if the job is gone, has ended or is another server's."""
+    removed: older ones of the same runtime, or this one if the job is gone, has ended or is another
+    server's."""
     try:
         job = get_job(session, checkpoint.job_id, is_locked=True)
     except TuningJobNotFound:
@@ -53,7 +58,7 @@ def add(
         return [checkpoint]
     session.add(checkpoint)
     session.flush()
-    old = session.scalars(_of_job(job.id).offset(NUM_KEPT)).all()
+    old = session.scalars(_of_job(job.id, checkpoint.runtime_id).offset(NUM_KEPT)).all()
     for each in old:
         session.delete(each)
     return old
@@ -63,8 +68,7 @@ def list_newest(
     session: TenantSession, job_id: str, *, runtime_id: str
 ) -> Sequence[StoredCheckpoint]:
     """Those of the base as this runtime serves it, the newest first."""
-    is_same = StoredCheckpoint.runtime_id == runtime_id
-    return session.scalars(_of_job(job_id).where(is_same)).all()
+    return session.scalars(_of_job(job_id, runtime_id)).all()
 
 
 def remove_damaged(session: TenantSession, checkpoint_id: str) -> None:
@@ -72,6 +76,7 @@ def remove_damaged(session: TenantSession, checkpoint_id: str) -> None:
     query = select(StoredCheckpoint).where(StoredCheckpoint.id == checkpoint_id)
     found = session.scalars(query).one_or_none()
     if found is not None:
+        get_job(session, found.job_id, is_locked=True)  # for the event's number
         message = f"The stored checkpoint of step {found.step} is damaged and was removed."
         add_events(session, found.job_id, [Happened(message, "warn")])
         session.delete(found)
@@ -83,8 +88,10 @@ def has_needless(session: PlatformSession) -> bool:
 
 
 def take_needless(session: PlatformSession) -> Sequence[StoredCheckpoint]:
-    """Remove some checkpoints of jobs that have ended; the caller then removes their objects."""
-    found = session.scalars(_needless(limit=NUM_AT_ONCE)).all()
+    """Remove some checkpoints of jobs that have ended, but for those that another server is
+    removing; the caller then removes their objects."""
+    query = _needless(limit=NUM_AT_ONCE).with_for_update(of=StoredCheckpoint, skip_locked=True)
+    found = session.scalars(query).all()
     for each in found:
         session.delete(each)
     return found
@@ -110,6 +117,8 @@ def _needless(*, limit: int) -> Select[StoredCheckpoint]:
     )
 
 
-def _of_job(job_id: str) -> Select[StoredCheckpoint]:
-    of_job = select(StoredCheckpoint).where(StoredCheckpoint.job_id == job_id)
+def _of_job(job_id: str, runtime_id: str) -> Select[StoredCheckpoint]:
+    of_job = select(StoredCheckpoint).where(
+        StoredCheckpoint.job_id == job_id, StoredCheckpoint.runtime_id == runtime_id
+    )
     return of_job.order_by(StoredCheckpoint.step.desc(), StoredCheckpoint.created_at.desc())

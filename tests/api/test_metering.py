@@ -25,7 +25,7 @@ from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.errors import Overloaded, TenantQueueFull
 from loraplex.engine.messages import FinishReason, RequestFinished, Resources
-from loraplex.engine.process.request_end import RequestEnd
+from loraplex.engine.process.request_end import RequestEnd, used_by
 from loraplex.engine.token_journal import TokenJournal
 from loraplex.platform.adapters.composition import Composition, ResolvedMember
 from loraplex.platform.adapters.registry import AdapterRef
@@ -589,3 +589,14 @@ def test_a_charge_does_not_wait_for_ever_for_an_end(
     monkeypatch.setattr(metering, "END_SECONDS", 0.1)
     row = settle_with(home, principal, end_with(Resources(2.0)), end_with(None))
     assert row.step_nanoseconds == 2_000_000_000
+
+
+def test_a_wait_for_an_end_that_is_cancelled_leaves_nothing_behind() -> None:
+    async def scenario() -> set[asyncio.Task[Any]]:
+        waiting = asyncio.create_task(used_by([end_with(None)], patience_seconds=60))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(scenario()) == set()

@@ -96,6 +96,20 @@ def test_steps_and_servers_are_added_up(database: Database, acme: Tenant, bolt: 
         assert results == {"tenant/met": 8, "tenant/itl": 8}
 
 
+def test_the_attained_share_counts_steps_in_which_a_tenant_got_no_tokens(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    """A full server refuses all requests of a step."""
+    refused = FigureSums(num_requests=1)
+    refused.objective_judged("tenant", "refused")
+    add(database, NOON + 1, HERE, gathered(acme, 10))
+    add(database, NOON + 16, HERE, Gathered(refused, 1500.0, {acme.id: refused, bolt.id: refused}))
+    with database.platform_transaction(read_only=True) as session:
+        tokens = service.read_tokens(session, Window(RANGES["15m"], NOON + 20), 10)
+    (of_acme,) = tokens
+    assert (of_acme.slug, of_acme.num_met, of_acme.num_judged) == ("acme", 1, 2)
+
+
 def test_a_step_may_be_added_to_many_times(database: Database, acme: Tenant) -> None:
     for _ in range(5):
         add(database, NOON + 1, HERE, gathered(acme, 1))

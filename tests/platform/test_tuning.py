@@ -47,6 +47,7 @@ from loraplex.platform.webhooks.models import WebhookDelivery
 from loraplex.platform.webhooks.service import WebhookService
 from loraplex.platform.webhooks.signing import SigningSecrets
 from support.catalog import make_version
+from support.databases import wait_until_are_blocked
 from support.identity import peppers
 from support.limits import limit
 from support.money import UNIT, set_budget
@@ -930,3 +931,42 @@ def test_a_key_is_rotated_while_its_job_reports_steps_and_every_token_is_charged
         assert sum(tokens for tokens, _ in sums.values()) == 20
         assert {user for user, _ in sums} == {""}
         assert {key for _, key in sums} <= set(chain)
+
+
+def test_a_key_is_rotated_while_its_waiting_jobs_are_resumed(
+    database: Database, acme: Tenant
+) -> None:
+    """Both lock the jobs: in one order, or they wait for each other."""
+    keys, admin = ApiKeyService(peppers("secret")), principal_of(acme, user=ADA, key=None)
+    with database.transaction(acme.id) as session:
+        key = keys.issue(session, name="ci", scopes=[Scope.INFER]).key.id
+    set_budget(database, acme.id, 100 * UNIT, holder=key_holder(key))
+    with database.transaction(acme.id) as session:
+        by = principal_of(acme, key=key)
+        last, first = sorted(make_job(session, acme, token_price=PRICE, by=by) for _ in range(2))
+        service.get_job(session, first).created_at -= timedelta(hours=1)
+        service.begin(session, first, SERVER)
+        train(session, first, step=1, num_tokens=100)
+        service.begin(session, last, SERVER)
+        for job in (first, last):
+            assert reason_of(session, job) == (JobState.PAUSED, "budget")
+
+    def resume() -> int:
+        with database.transaction(acme.id) as session:
+            return service.resume_within_budget(session)
+
+    def rotate() -> str:
+        with database.transaction(acme.id) as session:
+            return keys.rotate(session, key, overlap=timedelta(), issuer=admin).key.id
+
+    with ThreadPoolExecutor(2) as threads:
+        with database.transaction(acme.id) as session:
+            service.get_job(session, first, is_locked=True)
+            resuming = threads.submit(resume)
+            wait_until_are_blocked(session, 1)
+            rotating = threads.submit(rotate)
+            wait_until_are_blocked(session, 2)
+        assert resuming.result(timeout=60) == 0
+        successor = rotating.result(timeout=60)
+    with database.transaction(acme.id) as session:
+        assert {service.get_job(session, job).key_id for job in (first, last)} == {successor}

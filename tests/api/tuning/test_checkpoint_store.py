@@ -54,9 +54,9 @@ class Place:
         folder.make()
         return folder
 
-    def checkpoint(self, step: int) -> CheckpointFile:
-        """In the first server's folder."""
-        folder = self.folder("first")
+    def checkpoint(self, step: int, server: str = "first") -> CheckpointFile:
+        """In this server's folder."""
+        folder = self.folder(server)
         write_state(folder.checkpoints, State(step, 10 * step))
         return list_checkpoints(folder.checkpoints)[0]
 
@@ -184,6 +184,17 @@ def test_the_last_two_checkpoints_of_a_job_are_kept(place: Place) -> None:
     assert len(place.objects()) == 3
 
 
+def test_a_checkpoint_that_is_stored_already_is_not_sent_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is resumed and paused again without a step more has the same checkpoint."""
+    place.put(4, 8)
+    with monkeypatch.context() as patch:
+        patch.delattr(LocalStore, "put_file")
+        place.put(8)
+    assert place.stored_steps() == [4, 8]
+
+
 def test_a_checkpoint_of_the_folder_that_is_as_new_is_used(place: Place) -> None:
     place.put(4)
     write_state(place.folder("second").checkpoints, State(6, 60))
@@ -204,6 +215,19 @@ def test_a_checkpoint_of_a_base_with_other_values_is_not_used(place: Place) -> N
     assert place.lay(other) == []
     other.close()
     assert place.stored_steps() == [4], "its own servers may use it"
+
+
+def test_servers_whose_base_has_other_values_keep_their_own_checkpoints(place: Place) -> None:
+    """A job that begins anew there is behind the checkpoints that it cannot use."""
+    place.put(16, 20)
+    place.change(take_over)
+    other = make_checkpoint_store(
+        place.control_plane, place.home / "store", server_id="second", runtime_id=OTHER_RUNTIME
+    )
+    for step in (4, 8, 12):
+        asyncio.run(other.put(place.job, place.checkpoint(step, "second")))
+    other.close()
+    assert place.stored_steps() == [8, 12, 16, 20]
 
 
 def cancel(session: TenantSession, job: TuningJob) -> None:
