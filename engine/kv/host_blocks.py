@@ -48,7 +48,11 @@ class HostBlocks:
 
     def give_up(self, slots: Sequence[int], first_place: int) -> None:
         """Move what is in the places from `first_place` on to the places of these slots, whose
-        content is lost, and exchange the places. All earlier copies have ended."""
+        content is lost, and exchange the places. All earlier copies have ended.
+
+        Then these slots hold zeros: neither what was lost nor a copy of what has moved could be
+        erased any more when its adapter is deleted.
+        """
         lost = set(slots)
         for place, slot in enumerate(slots, first_place):
             freed, other = self._places[slot], self._slots[place]
@@ -57,6 +61,8 @@ class HostBlocks:
                     tensor[:, freed] = tensor[:, place]
             self._places[slot], self._places[other] = place, freed
             self._slots[place], self._slots[freed] = slot, other
+        for tensor in self.tensors:
+            tensor[:, first_place : first_place + len(slots)].zero_()
 
 
 def _allocate(like: Tensor, num_slots: int) -> Tensor:

@@ -181,7 +181,7 @@ class GiveBackBlocks:
 @dataclass(frozen=True, slots=True)
 class GiveUpSlots:
     """Let these host slots, which are out of use, have the places from `first_place` on, whose
-    memory others get. What is there moves to the places that these slots had."""
+    memory others get. What is there moves to the places that these slots had, and leaves zeros."""
 
     group: int
     host_slots: tuple[int, ...]

@@ -42,8 +42,8 @@ class HostBorder:
         costs: StepCosts,
         clock: Callable[[], float],
     ) -> None:
-        """`adapter_bytes`: what adapters have at the start. All slots are free, and those that the
-        memory of the adapters leaves no place for are taken out of use."""
+        """`adapter_bytes`: what adapters have at the start. No slot was used so far, and those that
+        the memory of the adapters leaves no place for are taken out of use."""
         self._group = kv.groups[memory.group]
         self._kv, self._block_size = kv, block_size
         self._manager, self._costs, self._clock = manager, costs, clock
@@ -62,7 +62,8 @@ class HostBorder:
         """Steps by which the border has moved."""
         self._group.host.ghosts.depth = self._bounds.reach // self._slot_bytes
         manager.remember_evicted_on_host(self._bounds.reach)
-        self._group.withdraw_slots(self._num_slots - self._num_slots_beside(adapter_bytes))
+        # The first slots have the first places, which nothing was written to.
+        self._group.host.withdraw(self._num_slots - self._num_slots_beside(adapter_bytes))
 
     def poll(self) -> None:
         """Hand over what has come free, and decide when it is time."""

@@ -305,7 +305,8 @@ class EagleProposer:
         if not drafting:
             return []
         head, chains = self._steps.head, [entry.chain for entry in drafting]
-        if all(takes_largest(chain.request) for chain in chains):
+        # A draft has a distribution for each of its tokens, or for none.
+        if all(takes_largest(chain.request) and not chain.probabilities for chain in chains):
             for chain, token in zip(chains, head.token_ids[places].tolist(), strict=True):
                 chain.token_ids.append(token)
         else:

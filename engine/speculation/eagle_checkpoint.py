@@ -85,6 +85,7 @@ def load_head(
         draft_vocab_size=draft_vocab_size,
         norm_before_residual=bool(raw.get("norm_before_residual", False)),
     )
+    _check_rotation(folder, head)
     tensors = folder.read_tensors()
     to_token = tensors.pop(_TO_TOKEN, torch.zeros(draft_vocab_size, dtype=torch.int64))
     _check_tokens(folder, to_token, draft_vocab_size, vocab_size)
@@ -108,7 +109,17 @@ def _head_config(folder: HeadFolder, raw: Mapping[str, Any]) -> LlamaConfig:
         folder.refuse(f"config.json describes no layer of Llama: {exc}")
     if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
         folder.refuse("a head with biases, or without SiLU, is not served")
+    num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        folder.refuse(f"its {num_heads} heads do not divide among {num_kv_heads} KV heads")
     return config
+
+
+def _check_rotation(folder: HeadFolder, head: EagleHead) -> None:
+    attention = head.midlayer.self_attn
+    num_rotated = 2 * len(attention.rotary.inv_freq)
+    if num_rotated != attention.head_dim:
+        folder.refuse(f"it rotates {num_rotated} of {attention.head_dim} dimensions of a head")
 
 
 def _layers(folder: HeadFolder, raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

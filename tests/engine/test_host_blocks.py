@@ -94,3 +94,17 @@ def test_restored_slots_have_the_places_that_others_gave_back_last(world: World)
     places = {slot: int(world.blocks.index([slot])) for slot in range(NUM_SLOTS)}
     assert [places[slot] for slot in (5, 1, 3, 0)] == [0, 1, 2, 3]
     assert sorted(places.values()) == list(range(NUM_SLOTS))
+
+
+def test_slots_that_gave_up_places_read_as_zeros_so_that_no_copy_outlives_its_prefix(
+    world: World,
+) -> None:
+    for slot in range(NUM_SLOTS):
+        world.write(slot, 1 + slot)
+    given_up = [5, 1, 0]
+    for slot in given_up:
+        del world.content[slot]
+    world.blocks.give_up(given_up, 0)
+    world.check()
+    for slot in given_up:
+        assert all(torch.count_nonzero(part) == 0 for part in world.blocks.parts(slot))

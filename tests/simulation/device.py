@@ -129,7 +129,8 @@ class FakeDevice:
         for place, slot in enumerate(operation.host_slots, operation.first_place):
             slot_of = {each: number for number, each in self._places[group].items()}
             freed, other = self.place(group, slot), slot_of.get(place, place)
-            slots[freed], slots[place] = slots.get(place, []), slots.get(freed, [])
+            slots[freed] = slots.get(place, [])
+            slots[place] = [ZERO] * self._block_size
             self._places[group].update({other: freed, slot: place})
 
     def launch(self, work: Callable[[], None]) -> None:

@@ -34,7 +34,7 @@ from support.models import ALL_LINEAR_TARGETS, make_adapter
 from support.quantized import logit_bound
 from support.quantized_bases import QuantizedBase
 
-PROPOSERS = ("none", "ngram", "draft", "early_exit", "medusa", "medusa_tree")
+PROPOSERS = ("none", "ngram", "draft", "early_exit", "medusa", "medusa_tree", "quantized")
 NEAR_TIE = {KvDtype.AUTO: 1e-4, KvDtype.INT8: 5e-3, KvDtype.FP8: 5e-3}
 """Logit gap, fp32, that another order of summation may cross. Rounding to codes magnifies it."""
 NEAR_TIE_OF_GROUPS = 0.05
@@ -208,7 +208,12 @@ class Reference:
             elements = sum(s.num_heads * (s.key_dim + s.value_dim) for s in parts.base.kv_shapes)
             kv_bytes += num_open * BLOCK_SIZE * elements * parts.base.dtype.itemsize
         heads = self._heads()
-        what = {"ngram": "", "draft": f":{self._base.plain}", "early_exit": ":1"}
+        what = {
+            "ngram": "",
+            "draft": f":{self._base.plain}",
+            "early_exit": ":1",
+            "quantized": ":int8",
+        }
         return self._open(
             self._base.served,
             quantization=self._base.quantization,

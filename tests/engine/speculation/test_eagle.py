@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import Acceptance, EngineConfig
 from loraplex.engine.draft import Draft
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.execution.sampler import gumbel_noise
@@ -259,6 +259,31 @@ def test_drafts_of_different_lengths_are_those_of_requests_alone(
             draft.token_ids for draft in drafts([length])[length]
         ]
         assert any(len(draft) == length for draft in own)
+
+
+@pytest.mark.parametrize("acceptance", Acceptance)
+def test_beside_a_drawn_draft_a_longer_greedy_one_is_as_alone(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path, acceptance: Acceptance
+) -> None:
+    def answer(*others: float) -> tuple[list[int], int]:
+        engine = drafting(tiny_base, tmp_path, checkpoint, acceptance=acceptance)
+        request_ids = [
+            engine.submit(
+                [5, 80, 33],
+                max_tokens=12,
+                temperature=temperature,
+                seed=1,
+                ignore_eos=True,
+                speculation=SpeculationParams(num_tokens=length),
+            )
+            for length, temperature in [(4, 0.0), *((1, other) for other in others)]
+        ]
+        engine.run()
+        engine.close()
+        end = engine.answers[request_ids[0]].end
+        return engine.tokens(request_ids)[0], end.num_draft_tokens
+
+    assert answer(0.7) == answer()
 
 
 def test_steps_of_requests_without_drafts_collect_no_hidden_states(

@@ -55,6 +55,14 @@ def test_a_head_computes_what_the_reference_does(
         )
 
 
+PARTLY_ROTATED = {
+    "rope_type": "linear",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "partial_rotary_factor": 0.5,
+}
+
+
 def save(path: Path, **changes: object) -> None:
     head = make_head(draft_vocab_size=90)
     save_head(head, path, layers=(1, 2, 4), base_id="sha256:base")
@@ -137,6 +145,9 @@ def without_weights(path: Path) -> None:
         (lambda path: save(path, attention_bias=True), "with biases"),
         (lambda path: save(path, hidden_act="gelu"), "without SiLU"),
         (lambda path: save(path, num_attention_heads="x"), "describes no layer of Llama"),
+        (lambda path: save(path, num_key_value_heads=3), "4 heads do not divide among 3 KV heads"),
+        (lambda path: save(path, num_key_value_heads=0), "4 heads do not divide among 0 KV heads"),
+        (lambda path: save(path, rope_parameters=PARTLY_ROTATED), "rotates 8 of 16 dimensions"),
         (
             lambda path: save(path, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}),
             r"reads the layers \[1, 2, 5\], not 3 of 1 to 4",

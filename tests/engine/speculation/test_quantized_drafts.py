@@ -19,7 +19,11 @@ from loraplex.engine.model.rounded_linears import RoundedLinears, rounded_format
 from loraplex.kernels.quantize import WeightFormat, quantize
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
+from support.models import make_adapter, make_tiny_llama
 from support.paged import paged_logits
+from support.peft_features import save_base
+from support.quantized_bases import makers
+from support.served_features import make_adapters
 
 PROMPTS = ([5, 17, 3, 90, 4], [9, 9, 1], [7] * 20, [1, 2, 3, 4, 5, 6], [40, 41], [8, 30, 22])
 SERVED_IN: dict[str, tuple[str, float, float, dict[str, Any]]] = {
@@ -73,6 +77,44 @@ def test_the_answers_are_those_of_plain_decoding_whatever_is_accepted(
     assert tokens == plain
     assert num_drafted > 60
     assert num_accepted > least * num_drafted
+
+
+@pytest.mark.parametrize("name", ["gptq-ordered", "gguf-q4_k_m"])
+def test_a_base_that_its_files_hold_quantized_drafts_with_its_values(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name.startswith("gguf"):
+        pytest.importorskip("gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = makers()[name](make_tiny_llama(tmp_path / "dense", seed=1), tmp_path / "served")
+    adapters = [
+        make_adapter(made.plain, tmp_path / kind, seed=seed, r=3, use_dora=kind == "dora")
+        for seed, kind in enumerate(("lora", "dora"))
+    ]
+    plain, _, _ = answer_all(LocalEngine(made.served, tmp_path), adapters, 0.0)
+    engine = LocalEngine(made.served, tmp_path, speculation=("quantized:int8",))
+    tokens, num_drafted, num_accepted = answer_all(engine, adapters, 0.0)
+    assert tokens == plain
+    assert num_accepted > 0.7 * num_drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("base_name", "features"),
+    [
+        ("llama", ("output_head", "full_matrix", "token_rows", "dora", "activated_lora")),
+        ("llama_tied", ("output_head", "full_matrix", "token_rows", "tied_adapters")),
+    ],
+)
+def test_adapters_that_change_the_ends_draft_through_the_rounded_head(
+    base_name: str, features: Sequence[str], tmp_path: Path
+) -> None:
+    base = save_base(base_name, tmp_path / "base")
+    adapters = list(make_adapters(features, base, tmp_path).values())
+    plain, _, _ = answer_all(LocalEngine(base, tmp_path), adapters, 0.0)
+    engine = LocalEngine(base, tmp_path, speculation=("quantized:int8",))
+    tokens, num_drafted, num_accepted = answer_all(engine, adapters, 0.0)
+    assert tokens == plain
+    assert num_accepted > 0.7 * num_drafted > 0
 
 
 @pytest.mark.parametrize(
