@@ -25,7 +25,6 @@ COLUMNS = [
         "device",
         "running",
         "waiting",
-        "batch",
         "resident",
         "loading",
     ),
@@ -143,9 +142,8 @@ def figures_of(seen: dict[str, Any]) -> dict[str, Any]:
     return {
         "role": seen.get("role"),
         "device": seen.get("device") or None,
-        "running": seen.get("num_running"),
+        "running": f"{seen['num_running']}/{seen['max_batch']}" if "max_batch" in seen else None,
         "waiting": seen.get("num_waiting"),
-        "batch": seen.get("max_batch"),
         "resident": seen.get("num_resident"),
         "loading": seen.get("num_loading"),
         "kv": None if "kv_usage" not in seen else f"{seen['kv_usage']:.0%}",

@@ -30,7 +30,7 @@ PREFIX_COLUMNS = (
     *("copied_out_bytes", "evicted_blocks"),
 )
 REPLICA_COLUMNS = (
-    *("address", "role", "state", "running", "waiting", "batch", "resident", "loading", "kv"),
+    *("address", "role", "state", "running", "waiting", "resident", "loading", "kv"),
     "handovers",
 )
 RESIDENT_COLUMNS = ("tenant", "versions", "tier", "device_bytes", "num_leases")

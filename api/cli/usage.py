@@ -19,8 +19,8 @@ app = typer.Typer(add_completion=False)
 SUMS = [
     *("requests", "prompt_tokens", "cached_tokens", "completion_tokens"),
     *("cold_loads", "residency_byte_seconds", "trained_tokens", "amount", "currency"),
-    *("step_seconds", "kv_byte_seconds", "loaded_bytes", "fetched_bytes"),
 ]
+RESOURCES = ["step_seconds", "kv_byte_seconds", "loaded_bytes", "fetched_bytes"]
 COSTS = ["cost", "margin"]
 """What operators see besides."""
 
@@ -49,6 +49,14 @@ def usage(
     all_tenants: Annotated[
         bool, typer.Option("--all-tenants", help="Of all tenants; operators only.")
     ] = False,
+    resources: Annotated[
+        bool,
+        typer.Option(
+            "--resources",
+            help="A table of what requests have used of the engine, and for operators what that "
+            "costs. CSV and JSON always have both.",
+        ),
+    ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -69,13 +77,14 @@ def usage(
             )
         )
     costs = COSTS if all_tenants else []
-    columns = [*(group.value for group in By if group in groups), *SUMS, *costs]
+    keys = [group.value for group in By if group in groups]
     if as_json:
         print_json(rows)
     elif as_csv:
-        _print_csv(rows, columns)
+        _print_csv(rows, [*keys, *SUMS, *RESOURCES, *costs])
     else:
-        print_rows([_shown(row) for row in rows], columns)
+        shown = ["requests", *RESOURCES, *costs] if resources else SUMS
+        print_rows([_shown(row) for row in rows], [*keys, *shown])
 
 
 def _day(moment: datetime | None) -> str | None:

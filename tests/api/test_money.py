@@ -185,4 +185,4 @@ def test_usage_has_amounts(payer: Caller) -> None:
     record = payer.http.get(f"/v1/usage/requests/{request_id}").json()
     assert (record["price_id"], record["amount"], record["user_id"]) == (None, "0.00", None)
     head = payer.http.get("/v1/usage?format=csv").text.splitlines()[0]
-    assert head.endswith(",amount,currency")
+    assert ",amount,currency," in head

@@ -128,6 +128,7 @@ def test_every_option_is_told_of() -> None:
     assert options - told == set()
     others = {
         "--max-model-len",
+        "--quantize",
         "--speculation",
         "--tensor-parallel-size",
         "--pipeline-parallel-size",

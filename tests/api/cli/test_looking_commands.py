@@ -116,7 +116,13 @@ def test_top_draws_the_tiers_of_prefixes_the_border_and_the_replicas() -> None:
     tier = {"tier": "disk", "used_bytes": 3 << 20, "capacity_bytes": 5 << 20, "hit_tokens": 70}
     copied = {"copied_in_bytes": 7 << 20, "copied_out_bytes": 9 << 20, "evicted_blocks": 11}
     connection = {
-        **{"state": "ready", "role": "prefill", "failure": None, "num_running": 13},
+        **{
+            "state": "ready",
+            "role": "prefill",
+            "failure": None,
+            "num_running": 13,
+            "max_batch": 32,
+        },
         **{"kv_usage": 0.25, "device": "cuda:0"},
         "handovers": {"complete_per_second": 1.5, "bytes_per_second": 201e6},
     }
@@ -150,8 +156,8 @@ def test_top_draws_the_tiers_of_prefixes_the_border_and_the_replicas() -> None:
     assert " tenant 88% 7 1 0 0 0 " in text
     assert "KV cache 80 MiB, arena 20 MiB, border moved 3 times" in text
     assert " disk 3.0 MiB 5.0 MiB 70 7.0 MiB 9.0 MiB 11 " in text
-    assert " gpu-1:7070 prefill ready 13 - - - - 25% 1.50/s, 201 MB/s " in text
-    assert " gpu-2:7070 - replica_lost - - - - - - - " in text
+    assert " gpu-1:7070 prefill ready 13/32 - - - 25% 1.50/s, 201 MB/s " in text
+    assert " gpu-2:7070 - replica_lost - - - - - - " in text
 
 
 def test_doctor_finds_a_sound_installation_sound(
@@ -287,8 +293,8 @@ def test_figures_are_shown_while_the_answering_server_is_connected() -> None:
     }
     row = {"address": "gpu-1:7070", "id": "one", "seen_at": None, "is_draining": False}
     reached = row_of({**row, "connection": {**connection, "failure": None}})
-    shown = ("running", "waiting", "batch", "resident", "loading", "restarts", "kv", "device")
-    assert [reached[name] for name in shown] == [1, 2, 3, 4, 5, 6, "25%", "cuda:0"]
+    shown = ("running", "waiting", "resident", "loading", "restarts", "kv", "device")
+    assert [reached[name] for name in shown] == ["1/3", 2, 4, 5, 6, "25%", "cuda:0"]
     assert (reached["role"], reached["handovers"]) == ("decode", "1.50/s, 201 MB/s")
     lost = row_of({**row, "connection": {**connection, "failure": {"code": "replica_lost"}}})
     assert [lost[name] for name in shown] == [None] * len(shown)

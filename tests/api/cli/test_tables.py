@@ -82,10 +82,11 @@ def test_the_tables_of_commands_fit_80_columns(
     monkeypatch.setenv("LORAPLEX_URL", server.url)
     monkeypatch.setenv("LORAPLEX_API_KEY", key)
     tenants = "adapters list|adapters show bot|adapters versions bot|adapters uploads|keys list|"
-    tenants += "usage|quotas show|budgets list|requests list|whoami|adapters alias history bot prod"
+    tenants += "usage|usage --resources|quotas show|budgets list|requests list|whoami|"
+    tenants += "adapters alias history bot prod"
     operators = (
-        "tenants list|operators list|audit list --platform|usage --all-tenants|whoami|"
-        "fleet status|prices list"
+        "tenants list|operators list|audit list --platform|usage --all-tenants|"
+        "usage --all-tenants --resources|whoami|fleet status|prices list"
     )
     for command in (operators if caller == "operator" else tenants).split("|"):
         lines = terminal(lambda words=command: run(words.split()))
