@@ -293,8 +293,11 @@ class HostCache:
         return plan.num_elements
 
     def _reserve(self, key: AdapterKey, num_elements: int) -> Extent | None:
-        """Room for a block, made by dropping blocks out of use."""
+        """Room for a block, made by dropping blocks out of use. None if too many are in use, or if
+        it is larger than the cache is now: then nothing is dropped."""
         with self._erasing:
+            if num_elements > self._extents.capacity:
+                return None
             while True:
                 with self._lock:
                     extent = self._extents.allocate(num_elements, avoid=self._withheld)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .config import PROPOSERS
+from .config import PROPOSERS, Quantization
 from .errors import InvalidParameter
 
 OFF = "off"
@@ -54,4 +54,7 @@ def _objection(name: str, argument: str) -> str | None:
         return f"{name} needs an argument: {name}:{needed}"
     if name == "early_exit" and (not argument.isdecimal() or int(argument) < 1):
         return f"{name} needs a number of layers, not {argument}"
+    formats = [each for each in Quantization if each is not Quantization.NONE]
+    if name == "quantized" and argument not in formats:
+        return f"{name} needs one of {', '.join(formats)}, not {argument}"
     return None

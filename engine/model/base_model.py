@@ -280,6 +280,10 @@ def load_base_model(
         kv_cases = dense_reference(model, config.vocab_size, kv_test.lengths)
     order = module_order(model)
     moe_layers = replace_experts(model)
+    if rounded is not None and moe_layers:
+        raise UnsupportedModel(
+            "speculation quantized: most weights of a base with experts are not rounded"
+        )
     absorbed = replace_latents(model)
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)

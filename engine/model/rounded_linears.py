@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from ...kernels.linear import Linear
 from ...kernels.quantize import WeightFormat
 from ..config import EngineConfig
-from ..errors import InvalidParameter, UnsupportedModel
+from ..errors import InvalidParameter
 from .base_model import BaseModel
 from .linear import FusedProjection
 
@@ -33,11 +33,7 @@ class RoundedLinears:
     """Lets a base multiply by its rounded linear layers and head, and restores it afterwards."""
 
     def __init__(self, base: BaseModel) -> None:
-        """`base`: loaded with rounded linear layers. Raises UnsupportedModel if it has experts."""
-        if base.moe_layers:
-            raise UnsupportedModel(
-                f"speculation {QUANTIZED}: most weights of a base with experts are not rounded"
-            )
+        """`base`: loaded with rounded linear layers."""
         self._base = base
         self._linears: list[tuple[FusedProjection, Linear, Linear]] = [
             (projection, projection.linear, projection.rounded)

@@ -111,6 +111,6 @@ def open_early_exit(
 def open_quantized(
     _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
 ) -> SelfDraftProposer:
-    """Its argument is read when the base is loaded. Raises UnsupportedModel."""
+    """Its argument is read when the base is loaded."""
     part = RoundedLinears(base)
     return SelfDraftProposer(QUANTIZED, part, runner, make_drawing(config.acceptance))

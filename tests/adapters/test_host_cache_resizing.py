@@ -155,6 +155,15 @@ def test_a_block_waits_for_room_that_the_memory_could_give(world: World, tmp_pat
     assert world.cache.read(large.key, large.path) is not None
 
 
+def test_a_block_that_is_larger_than_the_cache_evicts_nothing(world: World, tmp_path: Path) -> None:
+    assert world.resize(2)
+    world.put("a", "b")
+    large = write_block(tmp_path / "large", key("large"), ranks={0: 48})
+    assert world.cache.read(large.key, large.path) is None
+    assert world.cache.refused_bytes > world.cache.capacity_bytes
+    assert world.held() == {"a", "b"}
+
+
 def test_a_block_beyond_all_memory_is_refused(world: World, tmp_path: Path) -> None:
     huge = write_block(tmp_path / "huge", key("huge"), ranks={0: 500})
     with pytest.raises(ArenaTooSmall):

@@ -50,6 +50,8 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
         (["early_exit"], "early_exit:LAYERS"),
         (["early_exit:many"], "a number of layers, not many"),
         (["early_exit:0"], "a number of layers, not 0"),
+        (["quantized:int3"], "one of int8, int4, fp8, nf4, mxfp4, not int3"),
+        (["quantized:none"], "one of int8, int4, fp8, nf4, mxfp4, not none"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(said: list[str], complaint: str) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.messages import SpeculationParams
+from loraplex.engine.model import base_model
 from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.rounded_linears import RoundedLinears, rounded_format
 from loraplex.kernels.quantize import WeightFormat, quantize
@@ -178,8 +179,11 @@ def test_without_the_proposer_nothing_is_held_twice(tiny_base: Path, tmp_path: P
     assert engine.core.parts.base.rounded_bytes == 0
 
 
-def test_a_base_with_experts_is_refused(tmp_path: Path) -> None:
+def test_a_base_with_experts_is_refused_before_its_weights_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = save_family(tmp_path / "base", *SERVED["mixtral"])
+    monkeypatch.setattr(base_model, "pack_ends", None)
     with pytest.raises(UnsupportedModel, match="experts"):
         LocalEngine(base, tmp_path, speculation=("quantized:int4",))
 
