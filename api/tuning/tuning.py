@@ -25,7 +25,7 @@ from .memory_lines import memory_lines
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
-"""How often a server looks for jobs."""
+"""How often a server looks for jobs, and for checkpoints of jobs that have ended."""
 
 
 class Tuning:
@@ -54,13 +54,22 @@ class Tuning:
             delayed="jobs_delayed",
             at_once=True,
         )
+        # By itself: a store that is slow to delete must hold up no job.
+        self._removals = Periodic(
+            services.checkpoints.remove_needless,
+            seconds=LOOK_SECONDS,
+            log=log,
+            failed="checkpoints_not_removed",
+        )
 
     def start(self) -> None:
         self._looks.start()
+        self._removals.start()
 
     async def close(self) -> None:
         """Stop training; this server or another one goes on from the checkpoints."""
         await self._looks.close()
+        await self._removals.close()
         await self._runs.stop()
         await asyncio.to_thread(self._services.checkpoints.close)
 
@@ -69,7 +78,6 @@ class Tuning:
             await self._runs.stop()
             return
         await self._remove_folders()
-        await self._services.checkpoints.remove_needless()
         await self._resume_within_budgets()
         if len(self._runs) >= self._max_jobs:
             return

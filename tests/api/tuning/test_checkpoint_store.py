@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +18,11 @@ from sqlalchemy import select
 from loraplex.adapters.errors import StoreUnavailable
 from loraplex.adapters.store.local import LocalStore
 from loraplex.api.control_plane.control_plane import ControlPlane
-from loraplex.api.tuning import checkpoint_uploads
+from loraplex.api.control_plane.leases import Leases
+from loraplex.api.tuning import checkpoint_uploads, tuning
 from loraplex.api.tuning.checkpoint_store import CheckpointStore
 from loraplex.api.tuning.checkpoint_uploads import CheckpointUploads
-from loraplex.api.tuning.work_folders import WorkFolder
+from loraplex.api.tuning.work_folders import WorkFolder, WorkFolders
 from loraplex.engine.tuning.checkpoint_files import CheckpointFile, list_checkpoints
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
@@ -28,11 +31,12 @@ from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.tuning import service
 from loraplex.platform.tuning.models import StoredCheckpoint, TuningEvent, TuningJob
-from loraplex.platform.tuning.states import JobState
+from loraplex.platform.tuning.states import JobState, PauseReason
 from support.catalog import make_tenant
 from support.checkpoints import make_checkpoint_store
 from support.fake_trainer import State, read_state, write_state
 from support.limits import limit
+from support.waiting import wait_for
 
 OTHER_RUNTIME = f"sha256:{1:064x}"
 
@@ -366,3 +370,53 @@ def test_a_link_in_the_place_of_a_checkpoint_is_not_followed(place: Place) -> No
     asyncio.run(store())
     assert place.objects() == []
     assert list_checkpoints(place.folder("first").checkpoints) == []
+
+
+def test_a_store_that_is_slow_to_delete_holds_up_no_job(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.put(4)
+    place.change(cancel)
+    waiting = add_job(place.database, place.tenant, "ftjob-2")
+    begun, may_go_on, delete = Event(), Event(), LocalStore.delete
+
+    def delete_slowly(store: LocalStore, key: str) -> None:
+        begun.set()
+        assert may_go_on.wait(60)
+        delete(store, key)
+
+    monkeypatch.setattr(LocalStore, "delete", delete_slowly)
+    monkeypatch.setattr(tuning, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(tuning, "memory_lines", lambda *_: [])
+
+    def wait_for_budget() -> None:
+        with place.database.transaction(place.tenant.id) as session:
+            job = session.get_one(TuningJob, waiting.id)
+            job.state, job.pause_reason = JobState.PAUSED, PauseReason.BUDGET
+
+    def is_resumed() -> bool:
+        with place.database.transaction(place.tenant.id, read_only=True) as session:
+            return service.get_job(session, waiting.id).state is JobState.QUEUED
+
+    async def scenario() -> None:
+        services: Any = SimpleNamespace(
+            control_plane=place.control_plane,
+            server_id="first",
+            folders=WorkFolders(place.home / "folders"),
+            checkpoints=place.first,
+            trainers=SimpleNamespace(engine=SimpleNamespace(info=None), place=None),
+        )
+        leases = Leases(place.control_plane, "first")
+        jobs = tuning.Tuning(services, leases=leases, max_jobs=0, is_draining=lambda: False)
+        jobs.start()
+        try:
+            assert await asyncio.to_thread(begun.wait, 60)
+            wait_for_budget()
+            await asyncio.to_thread(wait_for, is_resumed)
+            assert place.objects(), "it is not deleted yet"
+        finally:
+            may_go_on.set()
+        await asyncio.to_thread(wait_for, lambda: not place.objects())
+        await jobs.close()
+
+    asyncio.run(scenario())
