@@ -80,6 +80,7 @@ def test_the_answers_are_those_of_plain_decoding_whatever_is_accepted(
     assert num_accepted > least * num_drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gptq-ordered", "gguf-q4_k_m"])
 def test_a_base_that_its_files_hold_quantized_drafts_with_its_values(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +100,7 @@ def test_a_base_that_its_files_hold_quantized_drafts_with_its_values(
     assert num_accepted > 0.7 * num_drafted > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base_name", "features"),
     [
