@@ -46,9 +46,9 @@ class Plan:
     cases: Sequence[tuple[str, str]] = (("none", "int8"), ("none", "int4"), ("int8", "int4"))
     """The format of the base, and of its copy."""
     work: Sequence[str] = ("echo", "sql")
-    lengths: Sequence[int | None] = (2, 4, None)
+    lengths: Sequence[int | None] = (3, None)
     """Draft tokens per step; None: the engine chooses."""
-    num_jobs: int = 4
+    num_jobs: int = 3
     rounds: int = 3
 
 
