@@ -228,6 +228,12 @@ class Settings(BaseSettings):
         str | None, Option(metavar="LIST"), Unset("all, while the engine is idle")
     ] = None
     """CPUs of trainers, such as 6-7. The engine uses the others, and training does not pause."""
+    tuning_ray: Annotated[
+        str | None, Option(metavar="HOST:PORT"), Unset("trainers run on this machine")
+    ] = None
+    """Ray cluster whose nodes run the trainers, or `auto` for that of this machine."""
+    tuning_ray_cpus: Annotated[int, Option()] = Field(default=1, ge=1)
+    """CPUs that Ray reserves for each trainer. With --tuning-device cuda it also reserves a GPU."""
     tuning_bytes: Annotated[int | None, Option(), Unset("what is free when a job begins")] = Field(
         default=None, ge=1
     )

@@ -27,6 +27,9 @@ def connect(address: str) -> None:
 
     Raises ClusterRefused.
     """
+    if address != "auto":
+        # Ray itself would wait for a head that is not there.
+        check_requires_token(address)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as exc:

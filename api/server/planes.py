@@ -121,8 +121,9 @@ async def open_planes(
 
 
 def _beside_trainers(settings: Settings, config: EngineConfig) -> EngineConfig:
-    """The configuration of an engine that leaves trainers what they take. Raises InvalidValue."""
-    if not settings.tuning:
+    """The configuration of an engine that leaves trainers on its machine what they take. Raises
+    InvalidValue."""
+    if not settings.tuning or settings.tuning_ray is not None:
         return config
     return replace(
         config,

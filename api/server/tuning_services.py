@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 
 from ...engine.tuning.environment import trainer_environment
 from ...platform.errors import InvalidValue
 from ..adapters.pushes import Pushes
 from ..batches.tenant_files import TenantFiles
+from ..ray.relay_command import RELAY_COMMAND, relay_arguments, relay_environment
+from ..settings import Settings
 from ..telemetry.metrics import Metrics
 from ..telemetry.trainer_memories import TrainerMemories
 from ..tuning.attempt import TrainerSetup
@@ -42,9 +46,7 @@ async def open_tuning(
     """
     if not planes.settings.tuning:
         return None
-    if missing := missing_packages():
-        message = f"--tuning needs {' and '.join(missing)}: pip install 'loraplex[engine,tune]'."
-        raise InvalidValue(message, param="tuning")
+    _check_packages(planes.settings)
     info, has_own_engine = planes.engine.info, planes.membership is None
     if not has_own_engine:
         model = planes.bases.served
@@ -66,8 +68,8 @@ async def open_tuning(
         ),
         publication=Publication(pushes, planes.control_plane),
         trainers=TrainerSetup(
-            command=TRAINER_COMMAND,
-            environment=trainer_environment(os.environ),
+            command=_command(planes),
+            environment=_environment(planes.settings),
             model=planes.bases.served,
             config=planes.engine_config,
             engine=planes.engine,
@@ -84,3 +86,28 @@ async def open_tuning(
     )
     stack.push_async_callback(tuning.close)
     return tuning
+
+
+def _check_packages(settings: Settings) -> None:
+    """Raises InvalidValue if one is missing on this machine."""
+    if settings.tuning_ray is not None:
+        if find_spec("ray") is None:
+            message = "--tuning-ray needs Ray: pip install 'loraplex[ray]'."
+            raise InvalidValue(message, param="tuning_ray")
+    elif missing := missing_packages():
+        message = f"--tuning needs {' and '.join(missing)}: pip install 'loraplex[engine,tune]'."
+        raise InvalidValue(message, param="tuning")
+
+
+def _command(planes: Planes) -> Sequence[str]:
+    """That of a trainer, or of its relay."""
+    address = planes.settings.tuning_ray
+    if address is None:
+        return TRAINER_COMMAND
+    base_id, num_cpus = planes.engine.info.base_id, planes.settings.tuning_ray_cpus
+    return (*RELAY_COMMAND, *relay_arguments(address, base_id=base_id, num_cpus=num_cpus))
+
+
+def _environment(settings: Settings) -> Mapping[str, str]:
+    own = trainer_environment if settings.tuning_ray is None else relay_environment
+    return own(os.environ)

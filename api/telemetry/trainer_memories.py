@@ -26,7 +26,7 @@ class TrainerMemory(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Running:
-    pid: int
+    pid: int | None
     tenant_id: str
     adapter: str
     step_bytes: int = 0
@@ -38,8 +38,8 @@ class TrainerMemories:
     def __init__(self) -> None:
         self._running: dict[str, _Running] = {}
 
-    def add(self, job_id: str, *, pid: int, tenant_id: str, adapter: str) -> None:
-        """A trainer has begun."""
+    def add(self, job_id: str, *, pid: int | None, tenant_id: str, adapter: str) -> None:
+        """A trainer has begun. `pid`: None if it is on another machine, whose memory it takes."""
         self._running[job_id] = _Running(pid, tenant_id, adapter)
 
     def note_step(self, job_id: str, step_bytes: int) -> None:
@@ -61,7 +61,9 @@ class TrainerMemories:
         ]
 
 
-def _resident_bytes(pid: int) -> int:
+def _resident_bytes(pid: int | None) -> int:
+    if pid is None:
+        return 0
     try:
         return status_bytes(Path(f"/proc/{pid}/status"), "VmRSS")
     except (OSError, StopIteration):  # a process that has ended has no such line

@@ -28,6 +28,7 @@ from ...engine.tuning.messages import (
     Stopped,
     Trained,
     Validated,
+    Waiting,
 )
 from ...platform.errors import PlatformError, TuningJobNotFound
 from ...platform.tuning import service
@@ -105,6 +106,7 @@ class Attempt:
         self._checkpoints: list[Checkpoint] = []
         self._trained: Trained | None = None
         self._validated: Validated | None = None
+        self._has_waited = False
         self._heard_at = 0.0
         self._stop_at: float | None = None
         """When the trainer was told to stop."""
@@ -117,7 +119,8 @@ class Attempt:
         )
         self._heard_at = self._clock()
         memories, job = self._setup.memories, self.job
-        memories.add(job.id, pid=trainer.pid, tenant_id=job.tenant_id, adapter=job.adapter_name)
+        pid = trainer.pid if self._setup.place.is_here else None
+        memories.add(job.id, pid=pid, tenant_id=job.tenant_id, adapter=job.adapter_name)
         trainer.send(self._open())
         async with self._uploads.running():
             watch = asyncio.create_task(self._watch(trainer))
@@ -170,6 +173,8 @@ class Attempt:
 
     def _note(self, message: FromTrainer) -> None:
         match message:
+            case Waiting():
+                self._note_waiting()
             case Ready():
                 self._note_ready(message)
             case Trained():
@@ -186,6 +191,11 @@ class Attempt:
             case Finished():
                 self._count.note_total(message.step, message.num_tokens)
                 self._events.append(Happened("The training is complete."))
+
+    def _note_waiting(self) -> None:
+        if not self._has_waited:
+            self._has_waited = True
+            self._events.append(Happened("The trainer waits for a machine."))
 
     def _note_ready(self, message: Ready) -> None:
         self._num_steps = message.num_steps

@@ -37,7 +37,9 @@ def _lines(needs: TrainerNeeds, limits: RecipeLimits, place: TrainerPlace) -> It
         f"{limits.max_tokens} tokens, estimated"
     )
     free = place.free_bytes()
-    if free is None:
+    if not place.is_here:
+        yield "trainers run on nodes of Ray, each with the memory that is free there"
+    elif free is None:
         yield "no memory is kept for trainers: set --tuning-bytes, or another --tuning-device"
     elif needs.loaded_bytes > free:
         yield f"a trainer may take {_mib(free)}: no job fits"

@@ -29,21 +29,24 @@ class TrainerPlace:
     """Of each trainer, on its device; None: no limit but what is free."""
     shares_engine: bool = True
     """Training takes time from the engine, so it pauses while that has requests."""
+    is_here: bool = True
+    """On this machine, and not on a node of Ray."""
 
     @property
     def is_host(self) -> bool:
         return self.device == "cpu"
 
     def free_bytes(self) -> int | None:
-        """What a trainer that begins now may take; None: only its device knows."""
-        if not self.is_host:
+        """What a trainer that begins now may take; None: only its device or its
+        node knows."""
+        if not (self.is_host and self.is_here):
             return self.max_bytes
         most = int(MEMORY_FRACTION * available_host_bytes())
         return most if self.max_bytes is None else min(most, self.max_bytes)
 
     def address_bytes(self) -> int | None:
-        """The limit on the address space of a trainer that begins now; None for CUDA, whose drivers
-        map more than a machine has."""
+        """The limit on the address space of a trainer that begins now on this machine; None for
+        CUDA, whose drivers map more than a machine has."""
         most = self.free_bytes()
         return MAPPED_BYTES + most if self.is_host and most is not None else None
 
@@ -60,6 +63,8 @@ def place_trainers(
     engine_device: of the replicas, without an engine of the server's own. A replica may be on this
     machine.
     """
+    if settings.tuning_ray is not None:
+        return _place_on_ray(settings)
     device = settings.tuning_device
     if device == AUTO:
         device = engine_device if has_own_engine else "cpu"
@@ -67,19 +72,37 @@ def place_trainers(
     if cpus and device != "cpu":
         message = f"--tuning-cpus: trainers run on {device}. Add --tuning-device cpu."
         raise InvalidValue(message, param="tuning_cpus")
-    most = settings.tuning_bytes
     return TrainerPlace(
         device=device,
         cpus=cpus,
-        max_bytes=None if most is None else most // settings.max_tuning_jobs,
+        max_bytes=_part_of_each(settings),
         shares_engine=not cpus and is_same_device(device, engine_device),
     )
+
+
+def _place_on_ray(settings: Settings) -> TrainerPlace:
+    """Raises InvalidValue for what only Ray can choose."""
+    device = "cpu" if settings.tuning_device == AUTO else settings.tuning_device
+    if settings.tuning_cpus is not None:
+        message = "--tuning-cpus: with --tuning-ray, set --tuning-ray-cpus to their number."
+        raise InvalidValue(message, param="tuning_cpus")
+    if device not in ("cpu", "cuda"):
+        message = f"--tuning-device {device}: with --tuning-ray, Ray chooses the GPU: set cuda."
+        raise InvalidValue(message, param="tuning_device")
+    return TrainerPlace(
+        device=device, max_bytes=_part_of_each(settings), shares_engine=False, is_here=False
+    )
+
+
+def _part_of_each(settings: Settings) -> int | None:
+    most = settings.tuning_bytes
+    return None if most is None else most // settings.max_tuning_jobs
 
 
 def trainer_cpus(settings: Settings) -> tuple[int, ...]:
     """Those that the engine leaves to trainers. Raises InvalidValue if the machine does not have
     them, or no others."""
-    if not settings.tuning or settings.tuning_cpus is None:
+    if not settings.tuning or settings.tuning_cpus is None or settings.tuning_ray is not None:
         return ()
     if not hasattr(os, "sched_getaffinity"):
         raise InvalidValue("--tuning-cpus works on Linux only.", param="tuning_cpus")

@@ -1,7 +1,8 @@
 """Messages between the server and the trainer process: length-prefixed JSON.
 
 The server sends Open first. The trainer answers Ready or Failed, then reports as it trains. It ends
-after Finished, Stopped or Failed. Pause, Proceed and Stop are obeyed between two steps.
+after Finished, Stopped or Failed. Pause, Proceed and Stop are obeyed between two steps. Waiting
+comes before Ready, from a trainer on another machine.
 """
 
 from __future__ import annotations
@@ -92,6 +93,10 @@ ToTrainer: TypeAlias = Open | Pause | Proceed | Stop
 # --- from the trainer ---------------------------------------------------------------------------
 
 
+class Waiting(Message, frozen=True):
+    """The trainer's machine is not ready yet: none has room, or it compares the base."""
+
+
 class Ready(Message, frozen=True):
     """The base and the data are loaded."""
 
@@ -167,7 +172,7 @@ class Failed(Message, frozen=True):
 
 
 FromTrainer: TypeAlias = (
-    Ready | Trained | Validated | Checkpointed | Paused | Stopped | Finished | Failed
+    Waiting | Ready | Trained | Validated | Checkpointed | Paused | Stopped | Finished | Failed
 )
 
 _to_trainer: msgspec.json.Decoder[ToTrainer] = msgspec.json.Decoder(ToTrainer)

@@ -176,8 +176,9 @@ def _become(order: Fork) -> Never:
 def _train_with(module: str) -> None:
     from loraplex.api.server import tuning_services
 
-    command = (sys.executable, "-P", "-m", module)
-    patch.object(tuning_services, "TRAINER_COMMAND", command).start()
+    python = (sys.executable, "-P", "-m")
+    patch.object(tuning_services, "TRAINER_COMMAND", (*python, module)).start()
+    patch.object(tuning_services, "RELAY_COMMAND", (*python, "support.relay", module)).start()
 
 
 def _start_as_engine(module: str) -> None:

@@ -262,6 +262,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # with Ray's own, 15, actors would wait for all other tests
         # Nodes outlast an absent head; see docs/fleet-ray.md.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
         "LORAPLEX_DATA_DIR": str(folder / "data"),

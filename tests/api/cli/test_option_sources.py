@@ -116,6 +116,8 @@ VALUES: Mapping[str, str | list[str]] = {
     "max-tuning-jobs": "2",
     "tuning-device": "cpu",
     "tuning-cpus": "1",
+    "tuning-ray": "auto",
+    "tuning-ray-cpus": "2",
     "tuning-bytes": "1000000",
     "drain-seconds": "26",
     "log-level": "debug",

@@ -103,6 +103,7 @@ def test_without_tuning_the_engine_keeps_all_cpus(tmp_path: Path) -> None:
         {"tuning_cpus": "a"},
         {"tuning_cpus": ""},
         {"tuning_bytes": 0},
+        {"tuning_ray_cpus": 0},
     ],
     ids=str,
 )
@@ -120,6 +121,30 @@ def test_trainers_divide_their_memory(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (device.address_bytes(), device.device_bytes()) == (None, 400 * MIB)
 
 
+@pytest.mark.parametrize(("asked", "device"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda", "cuda")])
+@pytest.mark.parametrize("engine", ["cpu", "cuda:0"])
+def test_trainers_on_ray_never_pause_and_the_memory_here_does_not_limit_them(
+    asked: str, device: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_place, "available_host_bytes", lambda: MIB)
+    values = settings(tmp_path, tuning_ray="auto", tuning_device=asked, tuning_bytes=800 * MIB)
+    place = place_trainers(values, engine_device=engine)
+    assert place == TrainerPlace(device, max_bytes=800 * MIB, shares_engine=False, is_here=False)
+    assert place.free_bytes() == 800 * MIB
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [({"tuning_cpus": "1"}, "tuning_cpus"), ({"tuning_device": "cuda:1"}, "tuning_device")],
+)
+def test_what_ray_chooses_is_not_set_beside_it(
+    values: dict[str, Any], param: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        place_trainers(settings(tmp_path, tuning_ray="auto", **values), engine_device="cpu")
+    assert refused.value.param == param
+
+
 def test_a_trainer_gets_no_more_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_place, "available_host_bytes", lambda: 1000 * MIB)
     assert TrainerPlace("cpu", max_bytes=1 << 40).free_bytes() == 900 * MIB
@@ -134,6 +159,7 @@ def test_a_trainer_gets_no_more_than_is_free(monkeypatch: pytest.MonkeyPatch) ->
         (TrainerPlace("cpu", max_bytes=800 * MIB), "need a smaller `batch_size`"),
         (TrainerPlace("cuda:0"), "set --tuning-bytes"),
         (TrainerPlace("cuda:0", max_bytes=1 << 40), None),
+        (TrainerPlace("cpu", is_here=False), "run on nodes of Ray"),
     ],
     ids=str,
 )
