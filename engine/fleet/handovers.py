@@ -159,14 +159,13 @@ class Handovers:
         """Take what a replica says of the requests that compute prompts and of those that
         waited."""
         for started in events.started:
-            if handover := self._find(replica, started.request_id):
+            if handover := self._computed_by(replica, started.request_id):
                 handover.num_cached_tokens = started.num_cached_tokens
             elif (handover := self._of.get(started.request_id)) and handover.target == replica:
                 self._note_pace(handover, started)
         for finished in events.finished:
-            request_id = finished.request_id.removesuffix(PREFILL_SUFFIX)
-            if request_id != finished.request_id and request_id in self._of:
-                self._of[request_id].used += finished.used
+            if handover := self._computed_by(replica, finished.request_id):
+                handover.used += finished.used
             if handover := self._find(replica, finished.request_id):
                 if finished.reason is FinishReason.LENGTH:
                     handover.computed_at = self._clock()
@@ -216,6 +215,14 @@ class Handovers:
         """The end of a request with what the source has spent on its prompt too."""
         handover = self._of.get(end.request_id)
         return end if handover is None else replace(end, used=end.used + handover.used)
+
+    def _computed_by(self, source: str, prefill_id: str) -> _Handover | None:
+        """The handover whose prompt this replica computes or has computed: an agent may pass its
+        last piece on before the events of the same step."""
+        handover = self._of.get(prefill_id.removesuffix(PREFILL_SUFFIX))
+        if handover is None or (handover.prefill_id, handover.source) != (prefill_id, source):
+            return None
+        return handover
 
     def _find(self, source: str, prefill_id: str) -> _Handover | None:
         """The handover that is not over and that this replica computes."""

@@ -370,6 +370,18 @@ def test_a_request_that_needs_more_of_its_prompt_than_the_prefix_is_not_handed_o
     assert source == ("p" if is_handed_over else None)
 
 
+def test_what_was_cached_is_known_if_the_pages_came_before_the_events_of_their_step() -> None:
+    fleet = StandIns(p=PREFILL, d=DECODE)
+    fleet.begin("a")
+    page = PrefixPiece("a/prefill", [GroupPages([0], [b"page"])], is_last=True)
+    fleet.own.relay("p", page)
+    cached = RequestStarted("a/prefill", 0.0, 0.0, None, 800)
+    fleet.own.note("d", StepEvents(started=[replace(cached, num_cached_tokens=1)]))
+    fleet.own.note("p", StepEvents(started=[cached]))
+    started = RequestStarted("a", 0.1, 0.0, None, 992)
+    assert fleet.own.as_cached(started).num_cached_tokens == 800
+
+
 def test_pages_pass_through_memory_between_replicas_of_one_host_alone() -> None:
     fleet = StandIns(p=PREFILL, q=PREFILL, d=DECODE)
     fleet.hosts = {"p": "here", "q": "there", "d": "here"}
