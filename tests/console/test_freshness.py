@@ -229,6 +229,7 @@ def test_objectives_are_shown_where_requests_have_some(visitor: Visitor) -> None
     expect(page.get_by_role("heading", name="Service level objectives")).to_have_count(0)
     expect(page.get_by_text("Objectives attained")).to_have_count(0)
     page.route("**/v1/overview?*", answer)
+    visitor.open("/")  # anew, as the page is refreshed seldom
     rows = page.get_by_role("region", name="Service level objectives").get_by_role("row")
     expect(rows).to_have_count(2)
     cells = rows.last.get_by_role("cell")

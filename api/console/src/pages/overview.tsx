@@ -193,7 +193,7 @@ function Shares({ overview }: { overview: PlatformOverview }): ReactNode {
       <Panel title="Fair share" flush
         note="of the output tokens; the mark is the share that the weight gives">
         <div className="table-wrap" tabIndex={0} role="region" aria-label="Fair share by tenant">
-          <table className="table">
+          <table className="table cards">
             <thead>
               <tr>
                 <th scope="col">Tenant</th><th scope="col" className="end">Weight</th>
@@ -214,9 +214,9 @@ function Shares({ overview }: { overview: PlatformOverview }): ReactNode {
 function ShareRow({ load, color }: { load: TenantLoad; color: number }): ReactNode {
   return (
     <tr>
-      <td><Link to={tenantAddress(load.tenant)}>{load.tenant}</Link></td>
-      <td className="end">{number(load.weight)}</td>
-      <td className="share-cell">
+      <td data-label="Tenant"><Link to={tenantAddress(load.tenant)}>{load.tenant}</Link></td>
+      <td data-label="Weight" className="end">{number(load.weight)}</td>
+      <td data-label="Share" className="share-cell">
         <div className="share" aria-hidden="true">
           <span style={{
             width: percent(load.share).replace(" ", ""),
@@ -225,9 +225,9 @@ function ShareRow({ load, color }: { load: TenantLoad; color: number }): ReactNo
           <i style={{ left: percent(load.fair_share).replace(" ", "") }} />
         </div>
       </td>
-      <td className="end">{percent(load.share)}</td>
-      <td className="end">{percent(load.fair_share)}</td>
-      <td className="end">{percent(load.attained_share)}</td>
+      <td data-label="Actual" className="end">{percent(load.share)}</td>
+      <td data-label="Fair" className="end">{percent(load.fair_share)}</td>
+      <td data-label="Objectives" className="end">{percent(load.attained_share)}</td>
     </tr>
   );
 }
