@@ -17,7 +17,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from statistics import median
 
 import torch
 from benchmarks.bench_drafts import counted
-from benchmarks.report import Row, print_report
+from benchmarks.report import MODELS, Row, print_report
 from benchmarks.speculation_arms import Arm, race, tokens_per_second
 from benchmarks.speculation_work import ADAPTERS, BASE, demo_work
 from safetensors.torch import load_file, save_file
@@ -58,16 +58,18 @@ SMOKE = Plan(512, cases=(("none", "int8"),), work=("sql",), lengths=(2, None), n
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: whether it runs")
+    parser.add_argument("--models", type=Path, default=MODELS, help="where the base is kept")
     options = parser.parse_args(arguments)
     plan = SMOKE if options.smoke else Plan()
     rows: list[Row] = []
     num_different = 0
+    models = {name: options.models / f"demo-{name}-{plan.width}" for name in (BASE.name, *ADAPTERS)}
+    for name, path in models.items():
+        if not path.exists():
+            widened(BASE.parent / name, path, plan.width)
     with tempfile.TemporaryDirectory() as folder:
-        base = widened(BASE, Path(folder) / "base", plan.width)
-        for name, adapter in ADAPTERS.items():
-            widened(adapter, Path(folder) / name, plan.width)
         for weights, copy in plan.cases:
-            with arms(base, Path(folder), weights, copy) as (plain, drafting):
+            with arms(models, Path(folder), weights, copy) as (plain, drafting):
                 for work in plan.work:
                     for length in plan.lengths:
                         row, different = measured(plan, plain, drafting, work, length)
@@ -107,12 +109,14 @@ def _widened(name: str, tensor: Tensor, width: int) -> Tensor:
 
 
 @contextmanager
-def arms(base: Path, folder: Path, weights: str, copy: str) -> Iterator[tuple[Arm, Arm]]:
+def arms(
+    models: Mapping[str, Path], folder: Path, weights: str, copy: str
+) -> Iterator[tuple[Arm, Arm]]:
     """Plain decoding, and drafting with the copy."""
-    adapters = {name: folder / name for name in ADAPTERS}
+    adapters = {name: models[name] for name in ADAPTERS}
     opened = [
         Arm(
-            base,
+            models[BASE.name],
             folder,
             speculation=speculation,
             adapters=adapters,

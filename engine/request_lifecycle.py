@@ -128,7 +128,8 @@ class RequestLifecycle:
         """
         if self._clock() >= self._next_reap_time:
             self._reap()
-        self.handover.poll()
+        if self.handover.has_unread:
+            self.handover.poll()
         if self._grammars.pending:
             self._release_compiled()
         if not self._drains.open:

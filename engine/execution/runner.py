@@ -199,7 +199,9 @@ class ModelRunner:
                 return output
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
         observed = tuple(observations.values())
-        features = self.features if any(map(_may_draft, sequences)) else None
+        features = self.features
+        if features is not None and not any(map(_may_draft, sequences)):
+            features = None
         if pools or features is not None:
             with self._watched(features, pools=pools) as watched:
                 output = self.run_chunks(chunks, leases, pending, observed)

@@ -22,8 +22,9 @@ class PageTransport(Protocol):
     def forget(self, key: AdapterKey) -> None:
         """Erase the pages on their way that were computed with this adapter."""
 
-    def poll(self) -> None:
-        """Free what was received, and what nobody will receive."""
+    def poll(self) -> bool:
+        """Free what was received, and what nobody will receive. Whether more is held."""
+        ...
 
     def close(self) -> None:
         """Free everything."""
@@ -43,8 +44,9 @@ class PagesInFrames(PageTransport):
     def forget(self, key: AdapterKey) -> None:
         """See `PageTransport`. Messages cannot be called back: their receivers drop them."""
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
         """See `PageTransport`."""
+        return False
 
     def close(self) -> None:
         """See `PageTransport`."""

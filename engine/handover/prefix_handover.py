@@ -67,6 +67,8 @@ class PrefixHandover:
         self._blocks_per_piece = max(PIECE_BYTES // sum(block_bytes), 1)
         self.pieces: deque[_Waiting] = deque()
         """What waits to be sent, in this order."""
+        self.has_unread = False
+        """Whether transports hold pages that were sent."""
 
     def forget(self, key: AdapterKey) -> None:
         """Send nothing more that was computed with this adapter."""
@@ -81,12 +83,13 @@ class PrefixHandover:
     def take_piece(self) -> PrefixPiece:
         """The next one to be sent."""
         waiting = self.pieces.popleft()
+        self.has_unread = True
         return self._transports[waiting.transport].send(waiting.piece, waiting.adapter)
 
     def poll(self) -> None:
         """Free what transports hold and nobody needs."""
-        for transport in self._transports.values():
-            transport.poll()
+        held = [transport.poll() for transport in self._transports.values()]
+        self.has_unread = any(held)
 
     def close(self) -> None:
         """Free what is on its way."""

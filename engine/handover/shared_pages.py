@@ -114,11 +114,12 @@ class SharedPages(PageTransport):
         """See `PageTransport`."""
         self._empty(lambda each: each.adapter is not None and each.adapter.has_part(key))
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
         """See `PageTransport`."""
         if self._unread:
             oldest = self._clock() - UNREAD_SECONDS
             self._empty(lambda each: each.sent_at <= oldest or not _size_of(each.descriptor))
+        return bool(self._unread)
 
     def close(self) -> None:
         """See `PageTransport`."""
