@@ -96,8 +96,8 @@ $(RAY_VENV)/.installed: $(INSTALLED)
 	$(RAY_VENV)/bin/python -m pip install --quiet -e '.[engine,ray,test]'
 	@touch $@
 
-test-ray: $(RAY_VENV)/.installed ## run the tests that start Ray on this machine
-	$(RAY_VENV)/bin/python -m pytest -m ray tests/api/ray $(ARGS)
+test-ray: $(RAY_VENV)/.installed ## run the tests that start Ray on this machine, but those marked slow; all of them: ALL=1
+	$(RAY_VENV)/bin/python -m pytest -m '$(if $(ALL),ray,ray and not slow)' tests/api/ray $(ARGS)
 
 # Training has its own environment, without the packages of the main one: it shows that the extra has all that
 # a trainer needs.

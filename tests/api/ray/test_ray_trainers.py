@@ -153,6 +153,7 @@ def test_a_lost_actor_costs_the_steps_since_the_last_checkpoint_which_count_once
     wait_for(lambda: is_removed(server))
 
 
+@pytest.mark.slow
 def test_checkpoints_that_come_faster_than_they_are_copied_may_be_left_out(server: Server) -> None:
     server.work.training_file.write_bytes(examples(num=NUM_EXAMPLES))
     attempt = server.attempt()
@@ -173,6 +174,7 @@ def test_a_cancelled_job_leaves_nothing_on_the_node(server: Server) -> None:
     wait_for(lambda: is_removed(server))
 
 
+@pytest.mark.slow
 def test_a_paused_job_has_the_checkpoint_of_its_last_step_here(server: Server) -> None:
     attempt = server.attempt()
 
@@ -186,6 +188,7 @@ def test_a_paused_job_has_the_checkpoint_of_its_last_step_here(server: Server) -
     wait_for(lambda: is_removed(server))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [{"num_cpus": NUM_CPUS + 1}, {"address": "127.0.0.1:9"}],
