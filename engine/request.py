@@ -96,7 +96,7 @@ class Request:
     loaded_bytes: int = 0
     """Of its adapter, copied to the device by loads of which it was the first user."""
     fetched_bytes: int = 0
-    """The part of them that the object store had to give."""
+    """The part of them that was read from the object store."""
     is_settled: bool = False
     """Its end was announced with what it had used: nothing is charged to it any more."""
     num_cached_tokens: int = 0

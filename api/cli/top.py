@@ -119,7 +119,7 @@ def _border(border: dict[str, Any]) -> str:
 
 
 def _replica_row(replica: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a connection; without one, why there is none."""
+    """The columns of a replica: its figures, or why the server is not connected to it."""
     seen = replica["connection"]
     failure = seen["failure"]
     state = failure["code"] if failure else seen["state"]

@@ -116,7 +116,7 @@ def _read(path: Path, offset: int) -> bytes:
     opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise OSError(f"{path.name} is no file")
+            raise OSError(f"{path.name} is not a regular file")
         return os.pread(opened, CHUNK_BYTES, offset)
     finally:
         os.close(opened)

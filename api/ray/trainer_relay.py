@@ -2,7 +2,7 @@
 
 To the server it is a trainer: it speaks the messages of `engine/tuning/messages.py` on its standard
 input, and reads and writes the files that Open names. The trainer itself runs on a node of the Ray
-cluster at ADDRESS. When the relay ends, however it does, Ray ends the actor and that its trainer.
+cluster at ADDRESS. When the relay ends, for whatever reason, Ray ends the actor and its trainer.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class UsageView(AnswerModel):
     loaded_bytes: int = 0
     """Bytes of adapters that were copied to the device for the requests."""
     fetched_bytes: int = 0
-    """The part of `loaded_bytes` that the object store had to give."""
+    """The part of `loaded_bytes` that was read from the object store."""
     cost: str | Absent = UNSET
     """What that costs the operator, as a decimal string in `currency`; for operators only."""
     margin: str | Absent = UNSET
@@ -87,5 +87,5 @@ class UsageRecordView(AnswerModel):
     loaded_bytes: int
     """Bytes of its adapter that were copied to the device for it."""
     fetched_bytes: int
-    """The part of `loaded_bytes` that the object store had to give."""
+    """The part of `loaded_bytes` that was read from the object store."""
     object: str = "usage.record"

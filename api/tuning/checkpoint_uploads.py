@@ -106,4 +106,4 @@ def _link(path: Path, outgoing: Path) -> None:
     outgoing.unlink(missing_ok=True)
     os.link(path, outgoing, follow_symlinks=False)
     if not stat.S_ISREG(outgoing.lstat().st_mode):
-        raise OSError(f"{path.name} is no file")
+        raise OSError(f"{path.name} is not a regular file")

@@ -37,8 +37,7 @@ class TrainerPlace:
         return self.device == "cpu"
 
     def free_bytes(self) -> int | None:
-        """What a trainer that begins now may take; None: only its device or its
-        node knows."""
+        """What a trainer that begins now may take; None: its device or node knows."""
         if not (self.is_host and self.is_here):
             return self.max_bytes
         most = int(MEMORY_FRACTION * available_host_bytes())

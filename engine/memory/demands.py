@@ -55,7 +55,7 @@ class ProposerDemand(NamedTuple):
     head_bytes: int = 0
     """Medusa heads, already loaded."""
     rounded_bytes: int = 0
-    """The base's linear layers once more, in fewer bits, already loaded."""
+    """The base's linear layers and output head once more, in fewer bits, already loaded."""
     eagle_bytes: int = 0
     """An EAGLE head, already loaded."""
     eagle_block_bytes: int = 0

@@ -308,7 +308,7 @@ def _lines(
     if proposers.head_bytes:
         yield f"Medusa heads {_mib(proposers.head_bytes)}"
     if proposers.rounded_bytes:
-        yield f"rounded linear layers for drafts {_mib(proposers.rounded_bytes)}"
+        yield f"rounded weights for drafts {_mib(proposers.rounded_bytes)}"
 
 
 def _mib(num_bytes: int) -> str:

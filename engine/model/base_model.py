@@ -485,9 +485,8 @@ def replace_linears(
 
     kept_dense: the layers whose weight stays a tensor in the serving dtype. shards: cuts this
     rank's part of each layer; None: all of it. rounded: a format in which each is packed once more.
-    Each original weight is freed before the next
-    projection is packed. The largest are packed first, while little else is in memory: a projection
-    is in memory in two forms meanwhile.
+    Each original weight is freed before the next projection is packed. The largest are packed
+    first, while little else is in memory: a projection is in two or three forms meanwhile.
     """
     linears = decoder_linears(model)
     groups = list(sibling_groups(linears))

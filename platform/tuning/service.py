@@ -360,7 +360,7 @@ def begin(session: TenantSession, job_id: str, server_id: str) -> TuningJob:
         add_events(session, job_id, [Happened("The job is running.")])
     if is_elsewhere:
         job.finalizing_at = None
-        message = "The job's server is gone. Another one goes on."
+        message = "The job's server is gone. Another one resumes it."
         add_events(session, job_id, [Happened(message, "warn")])
     job.server_id, job.started_at = server_id, utc_now()
     return job

@@ -65,7 +65,7 @@ class UsageRecord(TenantOwned, Base):
     loaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     """Bytes of adapters that were copied to the device for it."""
     fetched_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
-    """The part of them that the object store had to give."""
+    """The part of them that was read from the object store."""
     cost: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     """What all that costs the operator, in 1e-9 of the currency's unit."""
 
@@ -108,7 +108,7 @@ class UsageDay(TenantOwned, Base):
     loaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     """Bytes of adapters that were copied to the device for them."""
     fetched_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
-    """The part of them that the object store had to give."""
+    """The part of them that was read from the object store."""
     cost: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     """What all that costs the operator, in 1e-9 of the currency's unit."""
 

@@ -185,4 +185,5 @@ def test_usage_has_amounts(payer: Caller) -> None:
     record = payer.http.get(f"/v1/usage/requests/{request_id}").json()
     assert (record["price_id"], record["amount"], record["user_id"]) == (None, "0.00", None)
     head = payer.http.get("/v1/usage?format=csv").text.splitlines()[0]
-    assert ",amount,currency," in head
+    resources = "step_seconds,kv_byte_seconds,loaded_bytes,fetched_bytes"
+    assert head.endswith(f",amount,currency,{resources}")

@@ -172,7 +172,7 @@ def test_the_rounded_weights_are_counted(tiny_base: Path, tmp_path: Path) -> Non
         fused.linear.in_features * fused.linear.out_features for fused in base.projections
     )
     assert weights < base.rounded_bytes < 1.5 * weights
-    assert any("rounded linear layers for drafts" in line for line in lines)
+    assert any("rounded weights for drafts" in line for line in lines)
 
 
 def test_without_the_proposer_nothing_is_held_twice(tiny_base: Path, tmp_path: Path) -> None:

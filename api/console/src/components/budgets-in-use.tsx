@@ -31,7 +31,7 @@ export function BudgetsInUse({ tenant }: { tenant: string | null }): ReactNode {
   );
 }
 
-/** The user's address or the key's name; the id alone would name nobody. */
+/** The user's e-mail address or the key's name. */
 function nameOf({ holder, id, name }: Budget): string {
   return id === null ? "tenant" : `${holder} ${name ?? id}`;
 }
