@@ -169,7 +169,7 @@ def test_a_file_outside_the_folder_is_not_read_through_a_link(
         (folder / "checkpoints" / "folder").mkdir()
         with pytest.raises(OSError, match="symbolic links"):
             await actor.read("result/adapter_config.json", 0)
-        with pytest.raises(OSError, match="is no file"):
+        with pytest.raises(OSError, match="is not a regular file"):
             await actor.read("checkpoints/folder", 0)
 
     run(act)
