@@ -124,10 +124,11 @@ MISTAKES: Mapping[str, tuple[Callable[[], AbstractContextManager[object]], Invar
 LIKELY_SEEDS = {
     "stores_under_another_namespace": 13,
     "sends_the_wrong_blocks": 1,
-    "sends_what_was_deleted": 45,
-    "keeps_what_comes_after_the_deletion": 8,
+    "sends_what_was_deleted": 28,
+    "sends_what_ends_after_the_deletion": 16,
+    "keeps_what_comes_after_the_deletion": 21,
     "waits_for_a_dead_replica": 4,
-    "drops_the_last_piece": 4,
+    "drops_the_last_piece": 23,
 }
 """Which is tried first."""
 
