@@ -1,8 +1,8 @@
 """The multi-token head in a base's files, seen as the model of one layer.
 
 DeepSeek-V3 and GLM-4 MoE store it as a layer after the last: a decoder layer, two norms and a
-projection for its input, a norm for its output, and copies of the base's embedding and output head.
-Its decoder layer is one of the base's own class.
+projection for its input, a norm for its output, an embedding and an output head. The decoder layer
+is one of the base's own class. The last two are often copies of the base's.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 INPUT_NAMES = ("enorm.weight", "hnorm.weight", "eh_proj.weight")
 """In the order of `InputWeights`."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_NORM = "model.norm.weight"
-_OUTPUT_NORM = "shared_head.norm.weight"
-_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-"""The base's own are used."""
+_OWN_NAMES = {
+    "embed_tokens.weight": _EMBEDDING,
+    "shared_head.head.weight": _HEAD,
+    "shared_head.norm.weight": "model.norm.weight",
+}
+"""What becomes another part of the model than the layer."""
 
 Weight = TypeVar("Weight")
 
@@ -34,6 +36,13 @@ class InputWeights(NamedTuple, Generic[Weight]):
     state_norm: Weight
     projection: Weight
     """`[hidden_size, 2 * hidden_size]`: of the normed embedding and the normed hidden state."""
+
+
+class EndWeights(NamedTuple, Generic[Weight]):
+    """The weight of an embedding or output head; both are one weight where the layer has none."""
+
+    own: Weight
+    base: Weight
 
 
 class NextTokenLayer(NamedTuple):
@@ -76,16 +85,21 @@ class NextTokenLayer(NamedTuple):
         return InputWeights(*(stored[name] for name in names))
 
     def weights(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:
-        """Of the folder's weights those of the model of this layer, by its names: with the base's
-        embedding and output head."""
+        """Of the folder's weights those of the model of this layer, by its names; the base's
+        embedding and output head where the layer has none."""
         found = {name: stored[name] for name in (_EMBEDDING, _HEAD) if name in stored}
-        elsewhere = {*INPUT_NAMES, *_COPIES}
         for name, weight in stored.items():
             part = name.removeprefix(self._prefix)
-            if part == name or part in elsewhere:
-                continue
-            found[_NORM if part == _OUTPUT_NORM else f"model.layers.0.{part}"] = weight
+            if part != name and part not in INPUT_NAMES:
+                found[_OWN_NAMES.get(part, f"model.layers.0.{part}")] = weight
         return found
+
+    def ends(self, stored: Mapping[str, Weight]) -> tuple[EndWeights[Weight], EndWeights[Weight]]:
+        """The layer's embedding and output head, each beside the base's."""
+        of_layer = self.weights(stored)
+        table = EndWeights(of_layer[_EMBEDDING], stored[_EMBEDDING])
+        head = of_layer.get(_HEAD, table.own), stored.get(_HEAD, table.base)
+        return table, EndWeights(*head)
 
     @property
     def _prefix(self) -> str:

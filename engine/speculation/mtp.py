@@ -1,9 +1,9 @@
 """The head that a base ships for this purpose: multi-token prediction (DeepSeek-AI 2024).
 
-It is one decoder layer of the base's own class in the base's files, and shares the base's embedding
-and output head. It reads a token's embedding and the base's last hidden state, after the final
-norm, of the token before. Further draft tokens are drafted from its own hidden state, also after
-its norm. `EagleProposer` drafts with it, as with an EAGLE head.
+It is one decoder layer of the base's own class in the base's files. Where its embedding and output
+head are copies of the base's, it shares those. It reads a token's embedding and the base's last
+hidden state, after the final norm, of the token before. Further draft tokens are drafted from its
+own hidden state, also after its norm. `EagleProposer` drafts with it, as with an EAGLE head.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ...kernels.linear_packing import pack_linear
 from ...kernels.quantized_weight import QuantizedWeight
 from ...kernels.rms_norm import NormForm, rms_norm
 from ..checkpoint.files import locate_base
-from ..checkpoint.next_token_layer import INPUT_NAMES, InputWeights, NextTokenLayer
-from ..checkpoint.stored_weights import AnyStoredWeight, Values, dense, stored_weights
+from ..checkpoint.next_token_layer import INPUT_NAMES, EndWeights, InputWeights, NextTokenLayer
+from ..checkpoint.stored_weights import AnyStoredWeight, StoredWeight, Values, dense, stored_weights
 from ..config import EngineConfig, KvDtype, Quantization
 from ..errors import InvalidParameter, ShapesDiffer, UnsupportedModel
 from ..model.base_model import BaseModel, load_base_model, weight_format
@@ -82,9 +82,15 @@ class HeadForward:
 class MtpHead:
     """A `DraftHead` of one layer of the base's class."""
 
-    def __init__(self, layer: BaseModel, head_input: HeadInput, base: BaseModel) -> None:
-        """`layer`: the model of the layer alone. Its embedding and output head, copies of the
-        base's, are given up."""
+    def __init__(
+        self,
+        layer: BaseModel,
+        head_input: HeadInput,
+        output_head: nn.Module | None,
+        base: BaseModel,
+    ) -> None:
+        """`layer`: the model of the layer alone, whose embedding is not kept. `output_head`: its
+        own; None: the base's."""
         decoder = layer.model.base_model
         self._layer: nn.Module = decoder.layers[0]
         self._norm: nn.Module = decoder.norm
@@ -94,14 +100,15 @@ class MtpHead:
             *layer.projections,
             *(p for moe in layer.moe_layers for p in moe.projections),
         ]
-        self._output: nn.Module = base.model.get_output_embeddings()
+        self._output: nn.Module = output_head or base.model.get_output_embeddings()
         (self.kv_shape,) = layer.kv_shapes
         self.token_ids = torch.arange(base.vocab_size, device=base.device)
         self._like = torch.empty(0, dtype=base.dtype, device=base.device)
         linears = sum(fused.linear.weight_bytes for fused in layer.projections)
         experts = sum(packed.weight_bytes for packed in layer.packed_experts)
         rest = sum(p.nbytes for part in (self._layer, self._norm) for p in part.parameters())
-        self.weight_bytes = linears + experts + rest + head_input.weight_bytes
+        head_bytes = 0 if output_head is None else layer.packed_ends.served_head.num_bytes
+        self.weight_bytes = linears + experts + rest + head_input.weight_bytes + head_bytes
         self.feature_sizes = base.embedding_size, base.embedding_size
 
     def rotation(self, positions: Tensor) -> Rotation:
@@ -146,7 +153,7 @@ def load_mtp(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
     if NAME not in config.proposers:
         return None
     try:
-        head = _load_head(config, base)
+        head, embedding = _load_head(config, base)
         final_norm = base.model.base_model.norm
         features = LayerFeatures(
             base.model, base.config, [base.config.num_hidden_layers], final_norm
@@ -154,18 +161,20 @@ def load_mtp(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
         features.check(base.model, base.config)
     except UnsupportedModel as exc:
         raise InvalidParameter("speculation", f"{NAME}: {exc}") from exc
-    return LoadedEagle(head, None, features, base, name=NAME)
+    return LoadedEagle(head, embedding, features, base, name=NAME)
 
 
-def _load_head(config: EngineConfig, base: BaseModel) -> MtpHead:
+def _load_head(config: EngineConfig, base: BaseModel) -> tuple[MtpHead, nn.Embedding | None]:
+    """The head and its own embedding; None: that is the base's."""
     place = NextTokenLayer.of(base.config)
-    inputs = place.inputs(stored_weights(locate_base(config.model)))
+    stored = stored_weights(locate_base(config.model))
+    inputs = place.inputs(stored)
     _check_shapes(inputs, base.embedding_size)
     layer = load_base_model(
         replace(
             config,
             quantization_exclude=(),  # these are the base's layers
-            embedding_quantization=Quantization.NONE,
+            embedding_quantization=Quantization.NONE,  # what is shared is the base's
             kv_dtype=KvDtype.AUTO,
         ),
         base_id=base.layout.base_id,
@@ -182,7 +191,20 @@ def _load_head(config: EngineConfig, base: BaseModel) -> MtpHead:
         pack_linear(projection, dtype=base.dtype),
         base.config.rms_norm_eps,
     )
-    return MtpHead(layer, head_input, base)
+    table, output = place.ends(stored)
+    embedding = None if _is_copy(table) else layer.model.get_input_embeddings()
+    output_head = None if _is_copy(output) else layer.model.get_output_embeddings()
+    return MtpHead(layer, head_input, output_head, base), embedding
+
+
+def _is_copy(end: EndWeights[AnyStoredWeight]) -> bool:
+    """Whether the base's can serve in its place."""
+    if end.own is end.base:
+        return True
+    own, base = end
+    if not isinstance(own, StoredWeight) or not isinstance(base, StoredWeight):
+        return False
+    return torch.equal(own.read(), base.read())
 
 
 def _check_shapes(inputs: InputWeights[AnyStoredWeight], size: int) -> None:

@@ -23,11 +23,13 @@ SHIPPING: dict[str, tuple[str, dict[str, Any]]] = {
 """Model type to its tiny form."""
 
 
-def save_shipping(path: Path, family: str, *, repeats: bool = False) -> Path:
+def save_shipping(
+    path: Path, family: str, *, repeats: bool = False, own_ends: bool = False
+) -> Path:
     """A tiny random base of this family with a head in its files, as published ones have it.
 
     `repeats`: the head says what the base said of the token before, so that it is right where the
-    base's output repeats.
+    base's output repeats. `own_ends`: its embedding and output head are no copies of the base's.
     """
     model_type, differences = SHIPPING[family]
     save_family(path, model_type, {**differences, "num_hidden_layers": 3})
@@ -47,6 +49,9 @@ def save_shipping(path: Path, family: str, *, repeats: bool = False) -> Path:
         "shared_head.head.weight": tensors["lm_head.weight"].clone(),
         "embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
     }
+    if own_ends:
+        for name in ("shared_head.head.weight", "embed_tokens.weight"):
+            head[name] = 0.5 * torch.randn(head[name].shape, generator=generator)
     if repeats:
         head |= {f"{name}.weight": torch.ones(size) for name in ("hnorm", "shared_head.norm")}
         head["eh_proj.weight"] = torch.cat([torch.zeros(size, size), torch.eye(size)], dim=1)

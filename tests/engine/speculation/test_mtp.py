@@ -78,7 +78,7 @@ def assert_drafted(dense: DenseMtp, made: Made, token_ids: list[int]) -> None:
 def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
     family: str, num_prompt_tokens: int, tmp_path: Path
 ) -> None:
-    base = save_shipping(tmp_path / "base", family)
+    base = save_shipping(tmp_path / "base", family, own_ends=family == "glm4_moe_lite")
     rng = random.Random(num_prompt_tokens)
     prompt = [rng.randrange(3, 128) for _ in range(num_prompt_tokens)]
     with spied() as made:
@@ -221,9 +221,23 @@ def _fail(_x: object) -> None:
     raise RuntimeError("planted")
 
 
+def test_a_head_with_ends_of_its_own_keeps_them(tmp_path: Path) -> None:
+    base = save_shipping(tmp_path / "base", "glm4_moe", own_ends=True)
+    with spied() as made:
+        engine = LocalEngine(base, tmp_path, speculation=("mtp",))
+        submit(engine, [9, 8, 7])
+        engine.run()
+        engine.close()
+    assert_drafted(DenseMtp(base), made, [9, 8, 7, *engine.answers["r0"].token_ids])
+    end_bytes = 128 * 64 * 4  # tokens, hidden size, fp32
+    assert head_of(engine).weight_bytes == num_own_bytes(base) + end_bytes
+    num_bytes = num_own_bytes(base) + 2 * end_bytes
+    said = f"multi-token head {num_bytes / MIB:.1f} MiB, "
+    assert any(line.startswith(said) for line in engine.core.info.memory_plan)
+
+
 def num_own_bytes(base: Path) -> int:
-    """Of the head's tensors that are no copies of the base's, in fp32, without the router's
-    buffer."""
+    """Of the head's tensors but embedding and output head, in fp32, without the router's buffer."""
     others = ("embed_tokens.weight", "shared_head.head.weight", "e_score_correction_bias")
     return sum(
         tensor.nbytes
