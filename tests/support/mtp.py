@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import create_causal_mask
 
-from support.families import EXPERTS, MLA, SERVED, save_family
+from support.families import COMMON, EXPERTS, MLA, SERVED, save_family
 
 GLM = {**EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1}
 SHIPPING: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,15 +59,100 @@ def save_shipping(
         for name in [name for name in tensors if name.startswith(prefix)]:
             if "o_proj" in name or "down_proj" in name:
                 tensors[name] = torch.zeros_like(tensors[name])
-    tensors |= {prefix + name: tensor for name, tensor in head.items()}
     tensors["model.norm.weight"] = norm()
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return _ship(path, tensors, head)
+
+
+def _ship(path: Path, tensors: dict[str, Tensor], head: dict[str, Tensor]) -> Path:
+    """Let the last layer of the saved model, of these `tensors`, be that of a head."""
     config = json.loads((path / "config.json").read_text())
+    place = config["num_hidden_layers"] - 1
+    tensors = tensors | {f"model.layers.{place}.{name}": head[name] for name in head}
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
     config |= {"num_hidden_layers": place, "num_nextn_predict_layers": 1}
     if "mlp_layer_types" in config:
         config["mlp_layer_types"] = config["mlp_layer_types"][:place]
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+class Chain:
+    """Text of a random Markov chain of the second order: what follows depends on two tokens."""
+
+    def __init__(self, num_tokens: int = 24, first: int = 8) -> None:
+        """`first`: the smallest token id."""
+        self._generator = torch.Generator().manual_seed(1)
+        followers = [
+            torch.randperm(num_tokens, generator=self._generator)[:3] for _ in range(num_tokens**2)
+        ]
+        self._followers = torch.stack(followers).view(num_tokens, num_tokens, 3)
+        self._first = first
+
+    def draw(self, num_texts: int, length: int) -> Tensor:
+        """int64 `[num_texts, length]`."""
+        num_tokens, shares = len(self._followers), torch.tensor([0.75, 0.2, 0.05])
+        tokens = list(torch.randint(num_tokens, (2, num_texts), generator=self._generator))
+        for _ in range(length - 2):
+            drawn = torch.multinomial(shares.expand(num_texts, 3), 1, generator=self._generator)
+            tokens.append(self._followers[tokens[-2], tokens[-1], drawn[:, 0]])
+        return torch.stack(tokens, dim=1) + self._first
+
+
+def train_shipping(path: Path, chain: Chain, *, num_steps: int) -> Path:
+    """A tiny GLM-4 MoE base that was trained on a chain together with its head, in PyTorch."""
+    model_type, differences = SHIPPING["glm4_moe"]
+    settings = {**COMMON, **differences, "num_hidden_layers": 3, "initializer_range": 0.05}
+    config = AutoConfig.for_model(model_type, **settings)
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    layers, size, place = model.model.layers, config.hidden_size, config.num_hidden_layers - 1
+    head = nn.ModuleDict(
+        {
+            "enorm": nn.RMSNorm(size, config.rms_norm_eps),
+            "hnorm": nn.RMSNorm(size, config.rms_norm_eps),
+            "eh_proj": nn.Linear(2 * size, size, bias=False),
+            "output_norm": nn.RMSNorm(size, config.rms_norm_eps),
+        }
+    )
+    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=num_steps)
+    for _ in range(num_steps):
+        token_ids = chain.draw(16, 32)
+        model.model.layers = layers[:place]
+        states = model.model(token_ids).last_hidden_state
+        model.model.layers = layers
+        embedded = head["enorm"](model.model.embed_tokens(token_ids[:, 1:]))
+        x = head["eh_proj"](torch.cat([embedded, head["hnorm"](states[:, :-1])], dim=-1))
+        y = head["output_norm"](_run_layer(layers[place], model.model.rotary_emb, config, x))
+        loss = F.cross_entropy(
+            model.lm_head(states[:, :-1]).flatten(0, 1), token_ids[:, 1:].flatten()
+        )
+        further = model.lm_head(y[:, :-1]).flatten(0, 1), token_ids[:, 2:].flatten()
+        (loss + 0.3 * F.cross_entropy(*further)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    model.save_pretrained(path)
+    trained = {
+        name.replace("output_norm", "shared_head.norm"): tensor
+        for name, tensor in head.state_dict().items()
+    }
+    return _ship(path, load_file(path / "model.safetensors"), trained)
+
+
+def _run_layer(layer: Any, rotary: Any, config: Any, x: Tensor) -> Tensor:
+    """The layer's output `[batch, num_tokens, hidden_size]` of whole contexts."""
+    positions = torch.arange(x.shape[1])[None]
+    mask = create_causal_mask(
+        config=config, inputs_embeds=x, attention_mask=None, cache=None, position_ids=positions
+    )
+    output: Tensor = layer(
+        x,
+        attention_mask=mask,
+        position_ids=positions,
+        position_embeddings=rotary(x, positions),
+    )
+    return output
 
 
 def _load(base: Path, **options: Any) -> Any:
@@ -106,21 +192,8 @@ class DenseMtp:
         embedded = self._weights["embed_tokens.weight"][token_ids]
         normed = [self._norm(embedded, "enorm"), self._norm(features, "hnorm")]
         x = (torch.cat(normed, dim=-1) @ self._weights["eh_proj.weight"].T)[None]
-        positions = torch.arange(len(token_ids))[None]
-        mask = create_causal_mask(
-            config=self._config,
-            inputs_embeds=x,
-            attention_mask=None,
-            cache=None,
-            position_ids=positions,
-        )
         with torch.no_grad():
-            y = self._layer(
-                x,
-                attention_mask=mask,
-                position_ids=positions,
-                position_embeddings=self._rotary(x, positions),
-            )
+            y = _run_layer(self._layer, self._rotary, self._config, x)
         return self._norm(y[0], "shared_head.norm")
 
     def logits(self, state: Tensor) -> Tensor:

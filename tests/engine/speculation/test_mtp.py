@@ -25,7 +25,7 @@ from loraplex.engine.speculation.proposer import DraftRequest
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, save_family
 from support.models import make_adapter
-from support.mtp import SHIPPING, DenseMtp, save_shipping
+from support.mtp import SHIPPING, Chain, DenseMtp, save_shipping, train_shipping
 from support.quantized_checkpoints import FORMATS, write_checkpoint
 
 FAMILIES = sorted(SHIPPING)
@@ -304,3 +304,25 @@ def test_it_is_not_combined_with_what_it_cannot_serve_beside() -> None:
         EngineConfig("m", speculation=("mtp", "eagle:head"))
     with pytest.raises(InvalidParameter, match="mtp is not supported with"):
         EngineConfig("m", speculation=("mtp",), tensor_parallel_size=2)
+
+
+@pytest.mark.slow
+def test_a_head_that_was_trained_with_its_base_is_mostly_right(tmp_path: Path) -> None:
+    chain = Chain()
+    base = train_shipping(tmp_path / "base", chain, num_steps=300)
+    engine = LocalEngine(base, tmp_path, speculation=("mtp",))
+    for index, prompt in enumerate(chain.draw(16, 8).tolist()):
+        engine.submit(
+            prompt,
+            max_tokens=24,
+            ignore_eos=True,
+            temperature=float(index % 2),
+            seed=index,
+            speculation=SpeculationParams(num_tokens=3),
+        )
+    engine.run()
+    engine.close()
+    ends = [answer.end for answer in engine.answers.values()]
+    num_accepted = sum(end.num_accepted_tokens for end in ends)
+    # A token that is drawn blindly is right once in 24 times.
+    assert num_accepted > 0.5 * sum(end.num_draft_tokens for end in ends) > 0
