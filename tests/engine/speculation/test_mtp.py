@@ -101,15 +101,22 @@ def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
     ["deepseek_v3", "glm4_moe", pytest.param("glm4_moe_lite", marks=pytest.mark.slow)],
 )
 def test_the_tokens_are_those_of_plain_decoding(family: str, tmp_path: Path) -> None:
-    """Greedy and sampled, base and adapter, behind a cached prefix."""
+    """Greedy and sampled, base and adapter, behind a cached prefix and after preemptions."""
     base = save_shipping(tmp_path / "base", family, repeats=True)
+    token_bytes = 2 * 2 * 2 * 16 * 4 if family == "glm4_moe" else 2 * (16 + 8) * 4  # of two layers
     folder = make_adapter(base, tmp_path / "adapter", seed=1, target_modules=["o_proj"])
     rng = random.Random(3)
     prefix = [rng.randrange(3, 128) for _ in range(16)]
-    prompts = [[*prefix, *(rng.randrange(3, 128) for _ in range(4))] for _ in range(8)]
+    prompts = [[*prefix, *(rng.randrange(3, 128) for _ in range(4))] for _ in range(12)]
 
     def run(*speculation: str) -> tuple[list[list[int]], LocalEngine]:
-        engine = LocalEngine(base, tmp_path, speculation=speculation, kv_block_size=8)
+        engine = LocalEngine(
+            base,
+            tmp_path,
+            speculation=speculation,
+            kv_block_size=8,
+            kv_cache_bytes=20 * 8 * token_bytes,
+        )
         keys = [None, engine.add_adapter(folder)]
         for index, prompt in enumerate(prompts):
             engine.submit(
@@ -130,6 +137,9 @@ def test_the_tokens_are_those_of_plain_decoding(family: str, tmp_path: Path) -> 
     assert speculated == plain
     ends = [answer.end for answer in engine.answers.values()]
     assert sum(end.num_accepted_tokens for end in ends) > 0
+    assert engine.core.stats().num_preemptions > 0
+    starts = [answer.started for answer in engine.answers.values()]
+    assert any(start and start.num_cached_tokens for start in starts)
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
