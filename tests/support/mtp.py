@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from transformers.masking_utils import create_causal_mask
 from support.families import COMMON, EXPERTS, MLA, SERVED, save_family
 
 GLM = {**EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1}
+Ends = Literal["copied", "own", "absent"]
 SHIPPING: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": SERVED["deepseek_v3-mla"],
     "glm4_moe": ("glm4_moe", {**GLM, "use_qk_norm": True, "partial_rotary_factor": 0.5}),
@@ -24,13 +25,11 @@ SHIPPING: dict[str, tuple[str, dict[str, Any]]] = {
 """Model type to its tiny form."""
 
 
-def save_shipping(
-    path: Path, family: str, *, repeats: bool = False, own_ends: bool = False
-) -> Path:
+def save_shipping(path: Path, family: str, *, repeats: bool = False, ends: Ends = "copied") -> Path:
     """A tiny random base of this family with a head in its files, as published ones have it.
 
     `repeats`: the head says what the base said of the token before, so that it is right where the
-    base's output repeats. `own_ends`: its embedding and output head are no copies of the base's.
+    base's output repeats. `ends`: whether its embedding and output head are copies of the base's.
     """
     model_type, differences = SHIPPING[family]
     save_family(path, model_type, {**differences, "num_hidden_layers": 3})
@@ -50,9 +49,11 @@ def save_shipping(
         "shared_head.head.weight": tensors["lm_head.weight"].clone(),
         "embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
     }
-    if own_ends:
-        for name in ("shared_head.head.weight", "embed_tokens.weight"):
-            head[name] = 0.5 * torch.randn(head[name].shape, generator=generator)
+    for name in ("shared_head.head.weight", "embed_tokens.weight"):
+        copied = head.pop(name)
+        if ends != "absent":
+            other = 0.5 * torch.randn(copied.shape, generator=generator)
+            head[name] = other if ends == "own" else copied
     if repeats:
         head |= {f"{name}.weight": torch.ones(size) for name in ("hnorm", "shared_head.norm")}
         head["eh_proj.weight"] = torch.cat([torch.zeros(size, size), torch.eye(size)], dim=1)
@@ -176,6 +177,10 @@ class DenseMtp:
         self._rotary = whole.model.rotary_emb
         prefix = f"model.layers.{self._place}."
         self._weights = {
+            "embed_tokens.weight": whole.model.embed_tokens.weight.detach().double(),
+            "shared_head.head.weight": whole.lm_head.weight.detach().double(),
+        }
+        self._weights |= {
             name.removeprefix(prefix): tensor.double()
             for name, tensor in load_file(base / "model.safetensors").items()
             if name.startswith(prefix)

@@ -25,7 +25,7 @@ from loraplex.engine.speculation.proposer import DraftRequest
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, save_family
 from support.models import make_adapter
-from support.mtp import SHIPPING, Chain, DenseMtp, save_shipping, train_shipping
+from support.mtp import SHIPPING, Chain, DenseMtp, Ends, save_shipping, train_shipping
 from support.quantized_checkpoints import FORMATS, write_checkpoint
 
 FAMILIES = sorted(SHIPPING)
@@ -78,7 +78,9 @@ def assert_drafted(dense: DenseMtp, made: Made, token_ids: list[int]) -> None:
 def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
     family: str, num_prompt_tokens: int, tmp_path: Path
 ) -> None:
-    base = save_shipping(tmp_path / "base", family, own_ends=family == "glm4_moe_lite")
+    base = save_shipping(
+        tmp_path / "base", family, ends="own" if family == "glm4_moe_lite" else "copied"
+    )
     rng = random.Random(num_prompt_tokens)
     prompt = [rng.randrange(3, 128) for _ in range(num_prompt_tokens)]
     with spied() as made:
@@ -231,8 +233,11 @@ def _fail(_x: object) -> None:
     raise RuntimeError("planted")
 
 
-def test_a_head_with_ends_of_its_own_keeps_them(tmp_path: Path) -> None:
-    base = save_shipping(tmp_path / "base", "glm4_moe", own_ends=True)
+@pytest.mark.parametrize(("ends", "num_kept"), [("own", 2), ("absent", 0)])
+def test_a_head_keeps_no_ends_but_those_of_its_own(
+    ends: Ends, num_kept: int, tmp_path: Path
+) -> None:
+    base = save_shipping(tmp_path / "base", "glm4_moe", ends=ends)
     with spied() as made:
         engine = LocalEngine(base, tmp_path, speculation=("mtp",))
         submit(engine, [9, 8, 7])
@@ -240,8 +245,9 @@ def test_a_head_with_ends_of_its_own_keeps_them(tmp_path: Path) -> None:
         engine.close()
     assert_drafted(DenseMtp(base), made, [9, 8, 7, *engine.answers["r0"].token_ids])
     end_bytes = 128 * 64 * 4  # tokens, hidden size, fp32
-    assert head_of(engine).weight_bytes == num_own_bytes(base) + end_bytes
-    num_bytes = num_own_bytes(base) + 2 * end_bytes
+    # The plan has the embedding too.
+    assert head_of(engine).weight_bytes == num_own_bytes(base) + num_kept // 2 * end_bytes
+    num_bytes = num_own_bytes(base) + num_kept * end_bytes
     said = f"multi-token head {num_bytes / MIB:.1f} MiB, "
     assert any(line.startswith(said) for line in engine.core.info.memory_plan)
 
