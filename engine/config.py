@@ -70,7 +70,7 @@ MAX_READ_ROWS = 256
 row of logits."""
 MAX_RANKS = 64
 """Of a tensor-parallel group."""
-PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree", "eagle", "quantized")
+PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree", "eagle", "quantized", "mtp")
 """The allowed names in `EngineConfig.speculation`."""
 COPYING_PROPOSERS = ("ngram",)
 """Those whose draft tokens are copied from the request's own, whatever its vocabulary."""
@@ -239,8 +239,8 @@ class EngineConfig:
     that waits too long lets the later ones of its queue pass for 30 s."""
     speculation: Annotated[tuple[str, ...], Option(metavar="PROPOSER[:WHAT],...")] = ()
     """Speculative decoding: ngram, draft:MODEL, early_exit:LAYERS (a number), quantized:FORMAT
-    (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT or eagle:CHECKPOINT (a
-    folder); or off. Of several, the fastest is used."""
+    (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT, eagle:CHECKPOINT (a folder)
+    or mtp (the base's own head); or off. Of several, the fastest is used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
     generation_config: Annotated[GenerationConfig, Option()] = GenerationConfig.AUTO
@@ -335,6 +335,10 @@ class EngineConfig:
             raise InvalidParameter(
                 "speculation", f"medusa_tree is not supported with --kv-dtype {self.kv_dtype}"
             )
+        if {"eagle", "mtp"} <= set(self.proposers):
+            raise InvalidParameter(
+                "speculation", "eagle and mtp cannot be combined: a step collects features for one"
+            )
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise InvalidParameter(
                 "max_num_batched_tokens", "must exceed max_num_seqs, or prompts would never advance"
@@ -416,6 +420,7 @@ class EngineConfig:
             "early_exit": self.pipeline_parallel_size > 1,
             "eagle": True,
             "quantized": True,
+            "mtp": True,
         }
         for name in self.proposers:
             if is_refused_proposer.get(name):

@@ -48,6 +48,7 @@ from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
 from .speculation.eagle import LoadedEagle, load_eagle
 from .speculation.medusa import MedusaProposer, heads_bytes, open_medusas
+from .speculation.mtp import load_mtp
 from .speculation.proposer import Proposer
 from .speculation.speculation import Speculation, open_speculation
 
@@ -239,7 +240,7 @@ def _load(config: EngineConfig, base_id: str | None, group: RankGroup | None) ->
         base,
         load_draft_model(config, base),
         open_medusas(config, base),
-        load_eagle(config, base),
+        load_eagle(config, base) or load_mtp(config, base),
     )
 
 

@@ -18,6 +18,7 @@ ARGUMENTS: dict[str, str | None] = {
     "medusa_tree": "CHECKPOINT",
     "eagle": "CHECKPOINT",
     "quantized": "FORMAT",
+    "mtp": None,
 }
 """The argument of each proposer; None: no argument is allowed."""
 

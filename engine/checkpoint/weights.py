@@ -33,6 +33,7 @@ from ..gguf.file import GgufTensor
 from .base_config import check_config, quantized, read_config_file
 from .known_classes import give_known_classes
 from .load_progress import report_progress
+from .next_token_layer import NextTokenLayer
 from .stored_experts import (
     ExpertsOf,
     ExpertsParameter,
@@ -119,9 +120,11 @@ def load_weights(
     left_experts: ExpertsOf | None = None,
     left_rows: ModulesOf | None = None,
     packed_later: ModulesOf | None = None,
+    layer: NextTokenLayer | None = None,
 ) -> PreTrainedModel:
     """The model with the weights of the folder's files, every one and no other.
 
+    `layer`: the model of this layer is loaded, with `config` its own; None: the folder's own model.
     `left_stored` chooses modules whose weights are read from the files only when they are used (see
     `stored_weights`), `left_experts` experts whose matrices are (see `stored_experts`).
     `left_rows` chooses modules of whose weights `row_reader` reads rows (see `leave_rows`).
@@ -137,6 +140,8 @@ def load_weights(
         _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
     ):
         stored = stored_weights(model_dir)
+        if layer is not None:
+            stored = layer.weights(stored)
         left = loader.find(stored, left_stored, left_experts, left_rows, packed_later)
         model = loader.read(stored, left=left.names)
     for name, tensor in left.modules.items():

@@ -48,9 +48,10 @@ def plan_engine(
     """Measure a full step and divide the remaining memory. Raises InsufficientMemory.
 
     `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
-    of loaded Medusa heads. `eagle`: that of a loaded EAGLE head. `num_exit_layers`: those of early
-    exit. `ranks`: the connections to those that call `profile_along` meanwhile; None: there is one
-    rank. `num_ranks_here`: the ranks that share the memory of a host.
+    of loaded Medusa heads. `eagle`: that of a loaded EAGLE head or multi-token head.
+    `num_exit_layers`: those of early exit. `ranks`: the connections to those that call
+    `profile_along` meanwhile; None: there is one rank. `num_ranks_here`: the ranks that share the
+    memory of a host.
     """
     groups = groups_of(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
@@ -63,7 +64,9 @@ def plan_engine(
     if eagle:
         activation_bytes += eagle.reading_bytes
         proposers = proposers._replace(
-            eagle_bytes=eagle.weight_bytes, eagle_block_bytes=eagle.block_bytes
+            eagle_bytes=eagle.weight_bytes,
+            eagle_block_bytes=eagle.block_bytes,
+            eagle_name=eagle.name,
         )
     if draft:
         draft_activation_bytes, kv_block_bytes = _profile_draft(config, draft)

@@ -34,7 +34,7 @@ class BaseDemand:
 
 
 class EagleDemand(NamedTuple):
-    """Memory that an EAGLE head needs."""
+    """Memory that an EAGLE head or a multi-token head needs."""
 
     weight_bytes: int
     """Weights, already loaded."""
@@ -42,6 +42,8 @@ class EagleDemand(NamedTuple):
     """One block of its KV cache."""
     reading_bytes: int
     """The hidden states that it reads: of a full step, and those that it keeps."""
+    name: str = "eagle"
+    """That of its proposer."""
 
 
 class ProposerDemand(NamedTuple):
@@ -57,9 +59,11 @@ class ProposerDemand(NamedTuple):
     rounded_bytes: int = 0
     """The base's linear layers and output head once more, in fewer bits, already loaded."""
     eagle_bytes: int = 0
-    """An EAGLE head, already loaded."""
+    """An EAGLE head or a multi-token head, already loaded."""
     eagle_block_bytes: int = 0
     """One block of its KV cache. It gets as many blocks as a draft model."""
+    eagle_name: str = "eagle"
+    """See `EagleDemand.name`."""
 
     @property
     def loaded_bytes(self) -> int:

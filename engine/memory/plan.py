@@ -46,6 +46,9 @@ once they hold an adapter."""
 HOST_KV_FRACTION = 0.5
 """The part of the host's memory after all this that KV blocks get, if the operator sets no size."""
 
+_HEAD_NAMES = {"eagle": "EAGLE head", "mtp": "multi-token head"}
+"""Those with a cache of their own, for people."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -294,7 +297,7 @@ def _lines(
         yield f"host cache {_mib(config.adapter_host_bytes)}"
     drafters = {
         "draft model": (proposers.model_bytes, proposers.kv_block_bytes),
-        "EAGLE head": (proposers.eagle_bytes, proposers.eagle_block_bytes),
+        _HEAD_NAMES[proposers.eagle_name]: (proposers.eagle_bytes, proposers.eagle_block_bytes),
     }
     for name, (weight_bytes, block_bytes) in drafters.items():
         if weight_bytes:

@@ -29,6 +29,7 @@ from ..checkpoint.base_config import read_config_file
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
+from ..checkpoint.next_token_layer import NextTokenLayer
 from ..checkpoint.packed_format import find_packed_format
 from ..checkpoint.stored_weights import Values, dense, stack_values
 from ..checkpoint.text_part import is_composite
@@ -238,6 +239,7 @@ def load_base_model(
     base_id: str | None = None,
     check_room: Callable[[nn.Module, torch.dtype, torch.device], None] | None = None,
     rounded: WeightFormat | None = None,
+    layer: NextTokenLayer | None = None,
 ) -> BaseModel:
     """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot.
 
@@ -245,9 +247,12 @@ def load_base_model(
     check_room: is called with the model on the meta device, before weights are read that are
     loaded as they are; raises InsufficientMemory.
     rounded: the format in which linear layers and output head are held once more, for drafts.
+    layer: that of the folder's files whose model is loaded; None: the folder's own model.
     """
     model_dir = locate_base(engine.model)
     config = load_config(model_dir)
+    if layer is not None:
+        config = layer.config(config)
     max_model_len = check_config(config, max_model_len=engine.max_model_len)
     contexts = rotary_contexts(config, max_model_len=max_model_len)
     device = choose_device(engine.device)
@@ -271,6 +276,7 @@ def load_base_model(
         left_stored=decoder_linears if is_smaller else None,
         left_experts=left_experts,
         packed_later=model_ends if stored_format else None,
+        layer=layer,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)

@@ -21,7 +21,7 @@ from ..config import EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
 from ..kv.cache import KvCache, KvFormat
-from ..kv.groups import LayerKvShape, one_group
+from ..kv.groups import one_group
 from ..memory.demands import EagleDemand
 from ..memory.kv_demands import block_bytes
 from ..model.base_model import BaseModel, weight_format
@@ -32,9 +32,10 @@ from ..request import Request
 from ..transfers import to_device
 from .chain_inputs import ChainInputs
 from .draft_cache import CachedSequence, DraftCache
+from .draft_head import DraftHead, Rotation
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, takes_largest
 from .eagle_checkpoint import load_head
-from .packed_head import PackedHead, Rotation
+from .packed_head import PackedHead
 from .proposer import DraftRequest
 
 NAME = "eagle"
@@ -136,7 +137,6 @@ class EaglePasses(NamedTuple):
 class EagleProposer:
     """Proposes chains for all requests at once: one pass of the head per token."""
 
-    name = NAME
     needs_hidden_states = False
 
     def __init__(
@@ -147,11 +147,13 @@ class EagleProposer:
         max_model_len: int,
         drawing: DraftDrawing,
         ends: Callable[[Request, int], bool],
+        name: str = NAME,
     ) -> None:
         """`features`: those that `steps` reads. `max_model_len`: the tokens of a context at most;
         an endless output begins it anew. `ends`: whether a token ends a request's output; nothing
         is drafted behind it."""
         (group,) = steps.pages.groups
+        self.name = name
         self.features = features
         # Nothing outlives its request: what the head computes depends on its adapter.
         self.cache = DraftCache(
@@ -323,11 +325,12 @@ class EagleProposer:
 class LoadedEagle:
     """A head on the device, before its cache exists."""
 
-    head: PackedHead
+    head: DraftHead
     embedding: nn.Embedding | None
     """Its own; None: it reads the base's."""
     features: LayerFeatures
     base: BaseModel
+    name: str = NAME
 
     @property
     def weight_bytes(self) -> int:
@@ -335,30 +338,26 @@ class LoadedEagle:
         return self.head.weight_bytes + own
 
     @property
-    def kv_shape(self) -> LayerKvShape:
-        config = self.head.config
-        return LayerKvShape(config.num_key_value_heads, config.head_dim, config.head_dim)
-
-    @property
     def kv_format(self) -> KvFormat:
         return KvFormat(self.base.dtype)
 
     def demand(self, config: EngineConfig) -> EagleDemand:
         (group,) = one_group(1, 2)
-        fc = self.head.fc
-        step = config.max_num_batched_tokens * (fc.in_features + fc.out_features)
-        pending = config.max_num_seqs * MAX_PENDING * fc.out_features
+        size_read, size = self.head.feature_sizes
+        step = config.max_num_batched_tokens * (size_read + size)
+        pending = config.max_num_seqs * MAX_PENDING * size
         return EagleDemand(
             self.weight_bytes,
-            block_bytes(config, group, [[self.kv_shape]], self.kv_format),
+            block_bytes(config, group, [[self.head.kv_shape]], self.kv_format),
             int(step + pending) * self.base.dtype.itemsize,
+            self.name,
         )
 
     def open(self, config: EngineConfig, *, num_blocks: int, max_model_len: int) -> EagleProposer:
         """The proposer, with so many blocks of cache."""
         pages = KvCache(
             one_group(1, num_blocks + 1),
-            [self.kv_shape],
+            [self.head.kv_shape],
             block_size=config.kv_block_size,
             kv_format=self.kv_format,
             device=self.base.device,
@@ -369,6 +368,7 @@ class LoadedEagle:
             max_model_len=max_model_len,
             drawing=make_drawing(config.acceptance),
             ends=lambda request, token: token in request.end_token_ids,
+            name=self.name,
         )
 
 

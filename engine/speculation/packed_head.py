@@ -6,33 +6,24 @@ the calls themselves are most of its time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from ...kernels.attention import AttentionBatch, AttentionOptions, paged_attention
 from ...kernels.draft_layer_cpu import DraftLayerOnCpu, DraftNorms, serves_draft_layer
 from ...kernels.gated_activation import Activation, gated_activation
-from ...kernels.kv_pages import KvPages, write_pages
+from ...kernels.kv_pages import write_pages
 from ...kernels.linear import Linear
 from ...kernels.linear_packing import pack_linear
 from ...kernels.rms_norm import NormForm, rms_norm
 from ...kernels.rotary import rotary
+from ..kv.groups import LayerKvShape
 from ..model.load_quantization import LoadQuantization
+from .draft_head import Pages, Rotation
 from .eagle_head import EagleHead
 
-Pages = tuple[KvPages, KvPages]
-"""Of keys and of values."""
 UNDRAFTED = -1e9
 """The logit of a token that the head cannot draft: finite, as samplers require."""
-
-
-class Rotation(NamedTuple):
-    """`[num_pairs, head_dim]` each."""
-
-    cos: Tensor
-    sin: Tensor
 
 
 class PackedHead:
@@ -79,6 +70,16 @@ class PackedHead:
     def weight_bytes(self) -> int:
         linears = sum(linear.weight_bytes for linear in (self.fc, *self.linears))
         return linears + sum(norm.nbytes for norm in self.norms)
+
+    @property
+    def kv_shape(self) -> LayerKvShape:
+        config = self.config
+        return LayerKvShape(config.num_key_value_heads, config.head_dim, config.head_dim)
+
+    @property
+    def feature_sizes(self) -> tuple[int, int]:
+        """See `DraftHead`."""
+        return self.fc.in_features, self.fc.out_features
 
     def rotation(self, positions: Tensor) -> Rotation:
         """For `positions [num_pairs]`, int64."""

@@ -490,8 +490,9 @@ def test_a_head_that_gives_no_numbers_drafts_nothing_and_harms_nothing(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:
     engine = drafting(tiny_base, tmp_path, checkpoint)
-    proposer = proposer_of(engine)
-    proposer._steps.head.norms.output.fill_(torch.nan)
+    served = proposer_of(engine)._steps.head
+    assert isinstance(served, PackedHead)
+    served.norms.output.fill_(torch.nan)
     submit(engine, [5, 80, 33, 7])
     engine.run()
     engine.close()

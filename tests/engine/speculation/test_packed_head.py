@@ -12,8 +12,9 @@ from loraplex.engine.kv.cache import KvCache, KvFormat
 from loraplex.engine.kv.groups import LayerKvShape, one_group
 from loraplex.engine.model.load_quantization import LoadQuantization
 from loraplex.engine.speculation.chain_inputs import ChainInputs
+from loraplex.engine.speculation.draft_head import Pages, Rotation
 from loraplex.engine.speculation.eagle_head import EagleHead
-from loraplex.engine.speculation.packed_head import PackedHead, Pages, Rotation
+from loraplex.engine.speculation.packed_head import PackedHead
 from loraplex.kernels.cpu_library import cpu_library
 from loraplex.kernels.quantize import WeightFormat
 from support.eagle import DenseEagle, make_head
