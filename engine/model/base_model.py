@@ -280,10 +280,7 @@ def load_base_model(
         kv_cases = dense_reference(model, config.vocab_size, kv_test.lengths)
     order = module_order(model)
     moe_layers = replace_experts(model)
-    if rounded is not None and moe_layers:
-        raise UnsupportedModel(
-            "speculation quantized: most weights of a base with experts are not rounded"
-        )
+    check_rounding(rounded, has_experts=bool(moe_layers))
     absorbed = replace_latents(model)
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
@@ -360,6 +357,15 @@ def check_rollback(engine: EngineConfig, shapes: Sequence[LayerKvShape]) -> None
         raise UnsupportedModel(
             "speculation is not supported for a model with states (linear attention, state "
             "spaces): a state cannot take back draft tokens; give --speculation off"
+        )
+
+
+def check_rounding(rounded: WeightFormat | None, *, has_experts: bool) -> None:
+    """Raise UnsupportedModel if linear layers are to be held once more, and most weights are not
+    theirs."""
+    if rounded is not None and has_experts:
+        raise UnsupportedModel(
+            "speculation quantized: most weights of a base with experts are not rounded"
         )
 
 
@@ -500,7 +506,7 @@ def replace_linears(
                 linear: Linear = _dense_linear(*group[0], shards)
             else:
                 if rounded is not None:
-                    also_rounded = _round_group(group, quantization, rounded)
+                    also_rounded = _round_group(group, quantization, shards, rounded)
                 linear = _pack_group(group, quantization, shards)
             packed[names[0]] = _replace_group(model, group, linear, shards)
             packed[names[0]].rounded = also_rounded
@@ -592,15 +598,16 @@ def _pack_group(
 def _round_group(
     group: Sequence[tuple[str, nn.Module]],
     quantization: LoadQuantization,
+    shards: LinearShards | None,
     weight_format: WeightFormat,
 ) -> Linear:
     """As `_pack_group`, of the served values rounded to this format."""
     dtype = _weight(group[0][1]).dtype
     values = [
         value.dequantize(dtype) if isinstance(value, QuantizedWeight) else value.to(dtype)
-        for value in group_weights(group, quantization)
+        for value in group_weights(group, quantization, shards)
     ]
-    return pack_linear(quantize(torch.cat(values), weight_format), _bias(group, None), dtype=dtype)
+    return _pack(quantize(torch.cat(values), weight_format), group, dtype=dtype, shards=shards)
 
 
 def _pack(

@@ -43,6 +43,7 @@ from .admission import SelfTest, check_config, check_replaced, kv_self_test, pro
 from .base_model import (
     BaseModel,
     check_quantized_once,
+    check_rounding,
     choose_device,
     choose_dtype,
     choose_quantization,
@@ -78,6 +79,7 @@ from .parity_bound import parity_bound
 from .part_plan import plan_part
 from .rope import RotaryContexts, rotary_contexts
 from .rotary_tables import table_rotary
+from .rounded_linears import rounded_format
 from .row_matrix import leave_as_rows, read_whole
 from .stage_layers import (
     StandIns,
@@ -109,6 +111,8 @@ class _Settings(NamedTuple):
     """In which the files hold it quantized; None: they do not."""
     quantization: LoadQuantization
     ends_format: WeightFormat | None
+    rounded: WeightFormat | None
+    """In which linear layers are held once more, for drafts; the output head is not."""
 
     @classmethod
     def of(cls, engine: EngineConfig) -> _Settings:
@@ -135,6 +139,7 @@ class _Settings(NamedTuple):
             stored_format,
             choose_quantization(engine, config),
             weight_format(engine.embedding_quantization),
+            rounded_format(engine),
         )
 
 
@@ -308,6 +313,7 @@ def _find_parts(
         for group in sibling_groups(linears)
     ]
     moe_layers = replace_experts(model, ExpertShards(division.plan.experts, division.ranks))
+    check_rounding(settings.rounded, has_experts=bool(moe_layers))
     with transformers_quiet():  # it remarks on families that compute attention themselves
         model.set_attn_implementation(ATTENTION_NAME)
     with without_layers(model, division.stage_plan) as stand_ins:
@@ -362,6 +368,7 @@ def _hold_part(
         quantization=settings.quantization,
         kept_dense=division.absorbed,
         shards=division.shards,
+        rounded=settings.rounded,
     )
     pack_moe_layers(moe_layers, settings.quantization)
     cut_head_parameters(model, division.stage_linears, division.ranks.place)

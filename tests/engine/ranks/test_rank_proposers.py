@@ -17,6 +17,7 @@ from support.ranks import followers_as_threads
 PROPOSERS = {
     "draft": "draft:{base}",
     "early_exit": "early_exit:1",
+    "quantized": "quantized:int4",
     "medusa": "medusa:{heads}",
     "medusa_tree": "medusa_tree:{heads}",
 }

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.model import base_model
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.rounded_linears import RoundedLinears, rounded_format
 from loraplex.kernels.quantize import WeightFormat, quantize
 from support.engine import LocalEngine
@@ -24,6 +25,7 @@ from support.models import make_adapter, make_tiny_llama
 from support.paged import paged_logits
 from support.peft_features import save_base
 from support.quantized_bases import makers
+from support.ranks import run_sharded
 from support.served_features import make_adapters
 
 PROMPTS = ([5, 17, 3, 90, 4], [9, 9, 1], [7] * 20, [1, 2, 3, 4, 5, 6], [40, 41], [8, 30, 22])
@@ -195,6 +197,57 @@ def test_an_unknown_format_is_refused() -> None:
         rounded_format(EngineConfig("base", speculation=("ngram", "quantized:int3")))
 
 
-def test_ranks_refuse_it() -> None:
-    with pytest.raises(InvalidParameter, match="quantized"):
-        EngineConfig("base", speculation=("quantized:int4",), tensor_parallel_size=2)
+@pytest.mark.parametrize("weight_format", [WeightFormat.INT4, WeightFormat.NF4])
+def test_each_rank_rounds_its_part(weight_format: WeightFormat, tmp_path: Path) -> None:
+    """The drafts have the logits of a base whose parts were rounded before they were joined."""
+    path = make_tiny_llama(tmp_path / "base", tie_word_embeddings=False)
+    sequence = torch.randint(100, (21,), generator=torch.Generator().manual_seed(1)).tolist()
+    own_expected, expected = (
+        paged_logits(load_base_model(EngineConfig(str(each), device="cpu")), [sequence])[0]
+        for each in (path, with_rounded_halves(path, tmp_path / "rounded", weight_format))
+    )
+    config = EngineConfig(
+        str(path),
+        device="cpu",
+        speculation=(f"quantized:{weight_format}",),
+        tensor_parallel_size=2,
+    )
+
+    def logits(base: BaseModel, _rank: int) -> tuple[Tensor, Tensor, int]:
+        with RoundedLinears(base).only():
+            drafts = paged_logits(base, [sequence])[0]
+        return drafts, paged_logits(base, [sequence])[0], base.rounded_bytes
+
+    (drafts, own, num_bytes), (*_, num_bytes_of_other) = run_sharded(config, 2, logits)
+    assert (own - own_expected).abs().max() < 1e-4 * own.abs().max()
+    error = (drafts - expected).abs().max()  # inputs may be rounded to 16 bits
+    assert error < 1e-3 * expected.abs().max()
+    assert (drafts - own).abs().max() > 20 * error
+    assert num_bytes == num_bytes_of_other > 0
+
+
+def with_rounded_halves(path: Path, folder: Path, weight_format: WeightFormat) -> Path:
+    """A copy of the checkpoint, whose linear layers are rounded as two ranks round their parts."""
+    shutil.copytree(path, folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, weight in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            halves = weight.chunk(2, dim=1)
+        elif name.endswith("_proj.weight"):
+            halves = weight.chunk(2, dim=0)
+        else:
+            continue
+        rounded = [quantize(half.contiguous(), weight_format).dequantize() for half in halves]
+        tensors[name] = torch.cat(rounded, dim=1 if len(weight) == len(halves[0]) else 0)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def test_ranks_refuse_a_base_with_experts(tmp_path: Path) -> None:
+    base = save_family(tmp_path / "base", *SERVED["mixtral"])
+    config = EngineConfig(
+        str(base), device="cpu", speculation=("quantized:int4",), tensor_parallel_size=2
+    )
+    with pytest.raises(UnsupportedModel, match="experts"):
+        run_sharded(config, 2, lambda _base, _rank: None)
