@@ -1,8 +1,9 @@
-"""The bytes of a rounded copy of a base's linear layers, from the shapes of the base's weights."""
+"""The bytes of a base's rounded copy for drafts, from the shapes of the base's weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,54 +16,53 @@ from ..checkpoint.weight_forms import quantized_form
 from .base_model import decoder_linears, sibling_groups, whole_projection
 from .embedding_and_head import declare_ends
 
+Cut = Callable[[str, Tensor], Tensor]
+"""The rank's part of the weight `[out, in]` of the layer at a path."""
 
-def rounded_linears_bytes(
-    model: PreTrainedModel,
-    weight_format: WeightFormat,
-    *,
-    dtype: torch.dtype,
-    device_type: str,
-    kept_dense: Collection[str],
-    cut: Callable[[str, Tensor], Tensor | None] = lambda _, weight: weight,
-) -> int:
-    """As `replace_linears` holds them with `rounded`.
 
-    model: on the meta device. kept_dense: the paths of the layers that are not rounded. cut: the
-    rank's part of the weight `[out, in]` of the layer at a path; None: another rank has the layer.
-    """
-    linears, num_bytes = decoder_linears(model), 0
-    for paths in sibling_groups(linears):
-        if set(paths) <= set(kept_dense):
-            continue
-        parts = []
-        for part in whole_projection([(path, linears[path]) for path in paths]).slices:
-            size = (part.out_features, part.in_features)
-            weight = cut(part.name, torch.empty(size, dtype=dtype, device="meta"))
-            if weight is not None:
-                parts.append(weight)
-        if not parts:
-            continue
-        form = quantized_form(torch.cat(parts), weight_format)
-        has_all_inputs = form.shape[1] == part.in_features
+class ExpectedRounded(NamedTuple):
+    """The copy that a base would hold, whose layers are multiplied in `dtype`."""
+
+    weight_format: WeightFormat
+    dtype: torch.dtype
+    device_type: str
+
+    def linears_bytes(
+        self, model: PreTrainedModel, kept_dense: Collection[str], cut: Cut = lambda _, part: part
+    ) -> int:
+        """As `replace_linears` holds them. model: on the meta device. kept_dense: the paths of the
+        layers that are not rounded."""
+        linears, num_bytes = decoder_linears(model), 0
+        for paths in sibling_groups(linears):
+            if set(paths) <= set(kept_dense):
+                continue
+            slices = whole_projection([(path, linears[path]) for path in paths]).slices
+            sizes = {part.name: (part.out_features, part.in_features) for part in slices}
+            parts = [cut(name, self._empty(size)) for name, size in sizes.items()]
+            num_bytes += self._linear_bytes(torch.cat(parts), slices[0].in_features)
+        return num_bytes
+
+    def head_bytes(self, model: PreTrainedModel) -> int:
+        """As `round_head` holds the output head, if its file does not have it quantized."""
+        if declare_ends(model).head is None:
+            return 0
+        shape = model.get_output_embeddings().weight.shape
+        form = quantized_form(self._empty(shape), self.weight_format)
+        kind = choose_readable(form, device_type=self.device_type)
+        if kind is LinearKind.DENSE:
+            return 0
+        return linear_bytes(form, kind, dtype=self.dtype, device_type=self.device_type)
+
+    def _linear_bytes(self, weight: Tensor, num_inputs: int) -> int:
+        """`num_inputs`: of the whole layer. A rank with a part of them multiplies no bytes."""
+        form = quantized_form(weight, self.weight_format)
         kind = choose_linear(
             form,
-            dtype=dtype,
-            device_type=device_type,
-            multiplies_bytes=None if has_all_inputs else False,
+            dtype=self.dtype,
+            device_type=self.device_type,
+            multiplies_bytes=None if weight.shape[1] == num_inputs else False,
         )
-        num_bytes += linear_bytes(form, kind, dtype=dtype, device_type=device_type)
-    return num_bytes
+        return linear_bytes(form, kind, dtype=self.dtype, device_type=self.device_type)
 
-
-def rounded_head_bytes(
-    model: PreTrainedModel, weight_format: WeightFormat, *, dtype: torch.dtype, device_type: str
-) -> int:
-    """As `round_head` holds the output head of a base whose ends are not quantized."""
-    if declare_ends(model).head is None:
-        return 0
-    weight = model.get_output_embeddings().weight
-    form = quantized_form(torch.empty(weight.shape, dtype=dtype, device="meta"), weight_format)
-    kind = choose_readable(form, device_type=device_type)
-    if kind is LinearKind.DENSE:
-        return 0
-    return linear_bytes(form, kind, dtype=dtype, device_type=device_type)
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device="meta")
