@@ -26,6 +26,7 @@ def check_weights_fit(
     if weight_format is not None:
         rounded = ExpectedRounded(weight_format, dtype, device.type)
         needed += rounded.linears_bytes(model, replace_latents(model, has_values=False))
+        needed += rounded.experts_bytes(model)
         if config.embedding_quantization is Quantization.NONE:
             needed += rounded.head_bytes(model)
         copy = f" and a copy in {weight_format} for drafts"

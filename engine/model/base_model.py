@@ -163,8 +163,10 @@ class BaseModel:
     @property
     def rounded_bytes(self) -> int:
         """The bytes of what is held once more, rounded."""
-        linears = [*(fused.rounded for fused in self.projections), self.rounded_head]
-        return sum(linear.weight_bytes for linear in linears if linear is not None)
+        held: list[Linear | PackedExperts | None] = [self.rounded_head]
+        held += [fused.rounded for fused in self.projections]
+        held += [part.rounded for layer in self.moe_layers for part in layer.experts]
+        return sum(each.weight_bytes for each in held if each is not None)
 
     @property
     def weight_formats(self) -> str:
@@ -244,7 +246,8 @@ def load_base_model(
     base_id: to which its adapters are bound, if not to these files.
     check_room: is called with the model on the meta device, before weights are read that are
     loaded as they are; raises InsufficientMemory.
-    rounded: the format in which linear layers and output head are held once more, for drafts.
+    rounded: the format in which linear layers, experts and output head are held once more, for
+    drafts.
     """
     model_dir = locate_base(engine.model)
     config = load_config(model_dir)
@@ -280,7 +283,6 @@ def load_base_model(
         kv_cases = dense_reference(model, config.vocab_size, kv_test.lengths)
     order = module_order(model)
     moe_layers = replace_experts(model)
-    check_rounding(rounded, has_experts=bool(moe_layers))
     absorbed = replace_latents(model)
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
@@ -302,7 +304,7 @@ def load_base_model(
     projections = replace_linears(
         model, quantization=quantization, kept_dense=absorbed, rounded=rounded
     )
-    pack_moe_layers(moe_layers, quantization)
+    pack_moe_layers(moe_layers, quantization, rounded)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
     parts: list[object] = [part for fused in projections for part in fused.linear.modules()]
@@ -357,15 +359,6 @@ def check_rollback(engine: EngineConfig, shapes: Sequence[LayerKvShape]) -> None
         raise UnsupportedModel(
             "speculation is not supported for a model with states (linear attention, state "
             "spaces): a state cannot take back draft tokens; give --speculation off"
-        )
-
-
-def check_rounding(rounded: WeightFormat | None, *, has_experts: bool) -> None:
-    """Raise UnsupportedModel if linear layers are to be held once more, and most weights are not
-    theirs."""
-    if rounded is not None and has_experts:
-        raise UnsupportedModel(
-            "speculation quantized: most weights of a base with experts are not rounded"
         )
 
 

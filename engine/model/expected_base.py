@@ -39,7 +39,6 @@ from .admission import check_config, probe_kv_shapes
 from .base_model import (
     are_packed_smaller,
     check_quantized_once,
-    check_rounding,
     choose_dtype,
     choose_quantization,
     decoder_linears,
@@ -334,8 +333,8 @@ class _Outline:
 
     def rounded_bytes(self, copy: ExpectedRounded, *, rounds_head: bool) -> int:
         """Of the rank. `rounds_head`: if its file does not have it quantized."""
-        check_rounding(copy.weight_format, has_experts=bool(served_experts(self._model)))
         num_bytes = copy.linears_bytes(self._model, self._absorbed, self._cut_dense)
+        num_bytes += copy.experts_bytes(self._model, self._num_experts)
         if rounds_head and self._ends.head is None:
             num_bytes += copy.head_bytes(self._model)
         return num_bytes

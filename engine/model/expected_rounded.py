@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...kernels.expert_packing import empty_experts
 from ...kernels.linear_packing import LinearKind, choose_linear, choose_readable
 from ...kernels.linear_sizes import linear_bytes
 from ...kernels.quantize import WeightFormat
 from ..checkpoint.weight_forms import quantized_form
 from .base_model import decoder_linears, sibling_groups, whole_projection
 from .embedding_and_head import declare_ends
+from .experts import matrices_shape, parameter_names, served_experts
 
 Cut = Callable[[str, Tensor], Tensor]
 """The rank's part of the weight `[out, in]` of the layer at a path."""
@@ -40,6 +42,23 @@ class ExpectedRounded(NamedTuple):
             sizes = {part.name: (part.out_features, part.in_features) for part in slices}
             parts = [cut(name, self._empty(size)) for name, size in sizes.items()]
             num_bytes += self._linear_bytes(torch.cat(parts), slices[0].in_features)
+        return num_bytes
+
+    def experts_bytes(
+        self,
+        model: PreTrainedModel,
+        num_held: Callable[[str, int], int] = lambda _, num_experts: num_experts,
+    ) -> int:
+        """As `pack_moe_layers` holds them. num_held: the rank's of the experts at a path."""
+        num_bytes = 0
+        for path, module in served_experts(model).items():
+            for name in parameter_names(module):
+                num_experts, *shape = matrices_shape(module, name)
+                form = quantized_form(self._empty(tuple(shape)), self.weight_format)
+                packed = empty_experts(
+                    form, num_held(path, num_experts), device_type=self.device_type
+                )
+                num_bytes += 0 if packed is None else packed.weight_bytes
         return num_bytes
 
     def head_bytes(self, model: PreTrainedModel) -> int:

@@ -43,7 +43,6 @@ from .admission import SelfTest, check_config, check_replaced, kv_self_test, pro
 from .base_model import (
     BaseModel,
     check_quantized_once,
-    check_rounding,
     choose_device,
     choose_dtype,
     choose_quantization,
@@ -112,7 +111,7 @@ class _Settings(NamedTuple):
     quantization: LoadQuantization
     ends_format: WeightFormat | None
     rounded: WeightFormat | None
-    """In which linear layers are held once more, for drafts; the output head is not."""
+    """In which linear layers and experts are held once more, for drafts; the head is not."""
 
     @classmethod
     def of(cls, engine: EngineConfig) -> _Settings:
@@ -313,7 +312,6 @@ def _find_parts(
         for group in sibling_groups(linears)
     ]
     moe_layers = replace_experts(model, ExpertShards(division.plan.experts, division.ranks))
-    check_rounding(settings.rounded, has_experts=bool(moe_layers))
     with transformers_quiet():  # it remarks on families that compute attention themselves
         model.set_attn_implementation(ATTENTION_NAME)
     with without_layers(model, division.stage_plan) as stand_ins:
@@ -370,7 +368,7 @@ def _hold_part(
         shards=division.shards,
         rounded=settings.rounded,
     )
-    pack_moe_layers(moe_layers, settings.quantization)
+    pack_moe_layers(moe_layers, settings.quantization, settings.rounded)
     cut_head_parameters(model, division.stage_linears, division.ranks.place)
     rotary_bytes = table_rotary(
         model, settings.contexts, dtype=settings.dtype, device=settings.device

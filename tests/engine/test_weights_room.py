@@ -59,6 +59,7 @@ def test_no_weight_is_read_of_a_base_that_does_not_fit(
         ("llama", {}),
         ("llama", {"embedding_quantization": Quantization.INT8}),
         ("deepseek_v3-mla", {}),
+        ("mixtral", {}),
     ],
 )
 def test_the_rounded_copy_has_to_fit_too(

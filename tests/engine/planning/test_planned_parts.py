@@ -73,7 +73,7 @@ def test_a_rank_holds_what_is_expected_of_it(case: Case, tmp_path: Path) -> None
         assert all(rank.weight_bytes <= first.weight_bytes for rank in others)
 
 
-@pytest.mark.parametrize("case", ["llama", "deepseek_v3-mla"])
+@pytest.mark.parametrize("case", ["llama", "deepseek_v3-mla", "mixtral"])
 @pytest.mark.parametrize(
     ("weight_format", "size", "quantization"),
     [("int8", 2, Quantization.NONE), ("nf4", 2, Quantization.INT8), ("int4", 1, Quantization.INT8)],
@@ -97,13 +97,6 @@ def test_the_rounded_copy_of_a_rank_is_what_is_expected(
         bases = run_sharded(config, size, held)
     assert bases[0].rounded_bytes == expected.rounded_bytes > 0
     assert bases[0].weight_bytes == expected.weight_bytes
-
-
-def test_a_rounded_copy_of_experts_is_refused_as_a_start_refuses_it(tmp_path: Path) -> None:
-    base = save_family(tmp_path, *SERVED["mixtral"])
-    config = EngineConfig(str(base), device="cuda", speculation=("quantized:int4",))
-    with pytest.raises(UnsupportedModel, match="experts are not rounded"):
-        LoadPlanner(config)
 
 
 def test_states_of_several_ranks_are_refused(tmp_path: Path) -> None:

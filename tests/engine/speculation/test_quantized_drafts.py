@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
-from loraplex.engine.errors import InvalidParameter, UnsupportedModel
+from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.messages import SpeculationParams
-from loraplex.engine.model import base_model
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.rounded_linears import RoundedLinears, rounded_format
 from loraplex.kernels.quantize import WeightFormat, quantize
@@ -124,7 +123,13 @@ def test_adapters_that_change_the_ends_draft_through_the_rounded_head(
 
 @pytest.mark.parametrize(
     ("family", "weight_format"),
-    [("llama", "int4"), ("gemma2-softcap-window", "int8"), ("deepseek_v3-mla", "nf4")],
+    [
+        ("llama", "int4"),
+        ("gemma2-softcap-window", "int8"),
+        ("deepseek_v3-mla", "nf4"),
+        ("mixtral", "int4"),
+        ("gpt_oss-sinks-window", "int8"),
+    ],
 )
 def test_drafts_have_the_logits_of_a_base_that_is_quantized_at_its_load(
     family: str, weight_format: str, tmp_path: Path
@@ -183,15 +188,6 @@ def test_without_the_proposer_nothing_is_held_twice(tiny_base: Path, tmp_path: P
     assert engine.core.parts.base.rounded_bytes == 0
 
 
-def test_a_base_with_experts_is_refused_before_its_weights_are_packed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = save_family(tmp_path / "base", *SERVED["mixtral"])
-    monkeypatch.setattr(base_model, "pack_ends", None)
-    with pytest.raises(UnsupportedModel, match="experts"):
-        LocalEngine(base, tmp_path, speculation=("quantized:int4",))
-
-
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="int8, int4"):
         rounded_format(EngineConfig("base", speculation=("ngram", "quantized:int3")))
@@ -244,10 +240,15 @@ def with_rounded_halves(path: Path, folder: Path, weight_format: WeightFormat) -
     return folder
 
 
-def test_ranks_refuse_a_base_with_experts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.INT8])
+def test_experts_draft_and_answer_as_in_plain_decoding(
+    quantization: Quantization, tmp_path: Path
+) -> None:
     base = save_family(tmp_path / "base", *SERVED["mixtral"])
-    config = EngineConfig(
-        str(base), device="cpu", speculation=("quantized:int4",), tensor_parallel_size=2
-    )
-    with pytest.raises(UnsupportedModel, match="experts"):
-        run_sharded(config, 2, lambda _base, _rank: None)
+    adapters = [make_adapter(base, tmp_path / "adapter", seed=1, r=3)]
+    config = {"quantization": quantization, "max_model_len": 64}
+    plain, _, _ = answer_all(LocalEngine(base, tmp_path, **config), adapters, 0.9)
+    engine = LocalEngine(base, tmp_path, speculation=("quantized:int4",), **config)
+    tokens, num_drafted, num_accepted = answer_all(engine, adapters, 0.9)
+    assert tokens == plain
+    assert num_accepted > 0.1 * num_drafted > 0
