@@ -20,7 +20,7 @@ BUNDLE := api/static/console
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching pipeline rank-sums prefix border agent paging target-itl slo fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation drafts quantized-drafts grammars api api-pairs mixed-step prompts shared-queues admission \
+	adapter-load cold-load speculation drafts quantized-drafts grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet fleet-fairness divided-ends handover
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray test-tune tune-check tune-demo tune-evidence image-check \
@@ -228,6 +228,7 @@ bench-kv-eviction: ## what KV eviction costs in answers
 bench-lora: ## the LoRA kernels alone
 bench-many-adapters: ## 200 active of 1,000 adapters against 5, and the catalog's calls
 bench-adapter-load: ## others' inter-token latency while 500 MB come from a slow store
+bench-cold-load: ## the stages of a cold adapter's TTFT, and what overlapping them could save
 bench-speculation: ## speculative against plain decoding: friendly work, hostile work, full batches
 bench-quantized-drafts: ## the demo's base with its own quantized copy as its draft: speed, acceptance and cost by draft length
 bench-drafts: ## an EAGLE head on the demo's base, one stream: speed, acceptance and cost by draft length

@@ -415,12 +415,13 @@ class EngineConfig:
         for name, is_refused in refused.items():
             if is_refused:
                 raise InvalidParameter(name, self.ranks_obstacle)
-        # Its first layers are on another rank than its head.
+        # Stages work on different steps, and a draft needs all of them for each token.
+        has_stages = self.pipeline_parallel_size > 1
         is_refused_proposer = {
-            "early_exit": self.pipeline_parallel_size > 1,
+            "early_exit": has_stages,
             "eagle": True,
-            "quantized": True,
             "mtp": True,
+            "quantized": has_stages,
         }
         for name in self.proposers:
             if is_refused_proposer.get(name):

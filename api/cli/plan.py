@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from math import ceil
@@ -13,6 +13,7 @@ import typer
 from ...engine.config import GIB, EngineConfig, KvDtype, Quantization
 from ...engine.errors import InvalidParameter
 from ...engine.planning.figures import Figures, parse_params
+from ...engine.proposer_list import DEFAULT_PROPOSERS, OFF
 from ...engine.tuning.methods import Method
 from ...engine.tuning.trainer_needs import RecipeLimits
 from ..tuning.recipes import BATCH_SIZE, MAX_TOKENS
@@ -20,12 +21,16 @@ from . import plan_options as option
 from .engine_extra import need_engine
 from .output import AsJson, print_json, print_rows
 from .plan_options import DEFAULT_CONTEXT, PlannedDevice
+from .speculation import parse_speculation
 from .validate import Dtype
 
 if TYPE_CHECKING:
     from ...engine.planning.load_needs import Load, LoadNeeds, LoadPlanner
 
 app = typer.Typer(add_completion=False)
+
+COUNTED = ("ngram", "early_exit", "quantized")
+"""The proposers without weights, and the one whose weights follow from the base's."""
 
 
 class _Answer(NamedTuple):
@@ -62,6 +67,7 @@ def plan(
     rank: option.Rank = 16,
     target: option.Targets = None,
     quantize: option.Quantize = Quantization.NONE,
+    speculation: option.Proposers = None,
     kv_dtype: option.CacheDtype = KvDtype.AUTO,
     dtype: option.BaseDtype = Dtype.AUTO,
     device: option.OnDevice = PlannedDevice.CUDA,
@@ -101,6 +107,7 @@ def plan(
         config = EngineConfig(
             folder,
             quantization=quantize,
+            speculation=_proposers(speculation or ()),
             kv_dtype=kv_dtype,
             dtype=dtype,
             device=device,
@@ -122,6 +129,16 @@ def _context(context: int | None, prompt_tokens: int | None, output_tokens: int 
     if context is not None and parts:
         raise InvalidParameter("context", "is the sum of --prompt-tokens and --output-tokens")
     return context or sum(parts) or DEFAULT_CONTEXT
+
+
+def _proposers(values: Sequence[str]) -> tuple[str, ...]:
+    """Raises BadParameter, and InvalidParameter for proposers whose weights are not known here."""
+    proposers = parse_speculation(values) if values else DEFAULT_PROPOSERS
+    for proposer in proposers:
+        name, _, _ = proposer.partition(":")
+        if name not in COUNTED:
+            raise InvalidParameter("speculation", f"The weights of {name} are not planned for")
+    return proposers
 
 
 def _folder(
@@ -171,6 +188,8 @@ def _rows(needs: LoadNeeds, load: Load) -> Iterator[dict[str, Any]]:
     adapter = f"rank {load.rank}, {needs.adapter_bytes:,} bytes each"
     states = f", and {needs.state_bytes:,} of states each" if needs.state_bytes else ""
     yield row("weights", needs.weight_bytes, "the base")
+    if needs.rounded_bytes:
+        yield row("rounded weights", needs.rounded_bytes, "drafts")
     yield row(
         "KV cache",
         needs.kv_bytes,
@@ -216,6 +235,7 @@ def _options(model: str, config: EngineConfig, load: Load, needs: LoadNeeds) -> 
         "--quantize": (config.quantization, Quantization.NONE),
         "--kv-dtype": (config.kv_dtype, KvDtype.AUTO),
         "--dtype": (config.dtype, Dtype.AUTO),
+        "--speculation": (",".join(config.speculation) or OFF, ",".join(DEFAULT_PROPOSERS)),
         "--tensor-parallel-size": (config.tensor_parallel_size, 1),
         "--pipeline-parallel-size": (config.pipeline_parallel_size, 1),
         "--max-num-batched-tokens": (

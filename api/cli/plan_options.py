@@ -74,6 +74,15 @@ Targets = Annotated[
 Quantize = Annotated[
     Quantization, typer.Option(help="Quantization of the linear layers and experts.")
 ]
+Proposers = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PROPOSER[:WHAT],...",
+        help="Proposers of draft tokens: ngram, early_exit:LAYERS or quantized:FORMAT, whose "
+        "copy of the weights is counted. Repeatable.",
+        show_default="ngram",
+    ),
+]
 CacheDtype = Annotated[KvDtype, typer.Option(help="Data type of the KV cache.")]
 BaseDtype = Annotated[Dtype, typer.Option(help="Serving dtype of the base.")]
 OnDevice = Annotated[PlannedDevice, typer.Option(help="It need not be on this machine.")]

@@ -164,8 +164,10 @@ class BaseModel:
     @property
     def rounded_bytes(self) -> int:
         """The bytes of what is held once more, rounded."""
-        linears = [*(fused.rounded for fused in self.projections), self.rounded_head]
-        return sum(linear.weight_bytes for linear in linears if linear is not None)
+        held: list[Linear | PackedExperts | None] = [self.rounded_head]
+        held += [fused.rounded for fused in self.projections]
+        held += [part.rounded for layer in self.moe_layers for part in layer.experts]
+        return sum(each.weight_bytes for each in held if each is not None)
 
     @property
     def weight_formats(self) -> str:
@@ -246,7 +248,8 @@ def load_base_model(
     base_id: to which its adapters are bound, if not to these files.
     check_room: is called with the model on the meta device, before weights are read that are
     loaded as they are; raises InsufficientMemory.
-    rounded: the format in which linear layers and output head are held once more, for drafts.
+    rounded: the format in which linear layers, experts and output head are held once more, for
+    drafts.
     layer: that of the folder's files whose model is loaded; None: the folder's own model.
     """
     model_dir = locate_base(engine.model)
@@ -286,10 +289,6 @@ def load_base_model(
         kv_cases = dense_reference(model, config.vocab_size, kv_test.lengths)
     order = module_order(model)
     moe_layers = replace_experts(model)
-    if rounded is not None and moe_layers:
-        raise UnsupportedModel(
-            "speculation quantized: most weights of a base with experts are not rounded"
-        )
     absorbed = replace_latents(model)
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
@@ -311,7 +310,7 @@ def load_base_model(
     projections = replace_linears(
         model, quantization=quantization, kept_dense=absorbed, rounded=rounded
     )
-    pack_moe_layers(moe_layers, quantization)
+    pack_moe_layers(moe_layers, quantization, rounded)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
     parts: list[object] = [part for fused in projections for part in fused.linear.modules()]
@@ -506,7 +505,7 @@ def replace_linears(
                 linear: Linear = _dense_linear(*group[0], shards)
             else:
                 if rounded is not None:
-                    also_rounded = _round_group(group, quantization, rounded)
+                    also_rounded = _round_group(group, quantization, shards, rounded)
                 linear = _pack_group(group, quantization, shards)
             packed[names[0]] = _replace_group(model, group, linear, shards)
             packed[names[0]].rounded = also_rounded
@@ -598,15 +597,16 @@ def _pack_group(
 def _round_group(
     group: Sequence[tuple[str, nn.Module]],
     quantization: LoadQuantization,
+    shards: LinearShards | None,
     weight_format: WeightFormat,
 ) -> Linear:
     """As `_pack_group`, of the served values rounded to this format."""
     dtype = _weight(group[0][1]).dtype
     values = [
         value.dequantize(dtype) if isinstance(value, QuantizedWeight) else value.to(dtype)
-        for value in group_weights(group, quantization)
+        for value in group_weights(group, quantization, shards)
     ]
-    return pack_linear(quantize(torch.cat(values), weight_format), _bias(group, None), dtype=dtype)
+    return _pack(quantize(torch.cat(values), weight_format), group, dtype=dtype, shards=shards)
 
 
 def _pack(

@@ -9,5 +9,8 @@ from typing import Protocol
 class DraftingPart(Protocol):
     """Part of a model, or its cheaper form, with the same KV cache and adapters."""
 
+    name: str
+    """Of the proposer that drafts with it."""
+
     def only(self) -> AbstractContextManager[None]:
         """The model's forwards inside compute this alone."""

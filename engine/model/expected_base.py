@@ -31,7 +31,7 @@ from ..checkpoint.stored_experts import ExpertsParameter, Stacking, StoredPart
 from ..checkpoint.stored_weights import Values, kept_dtype, stack_values
 from ..checkpoint.weight_forms import WeightForm, read_weight_forms
 from ..checkpoint.weights import EmptyModel, build_model, empty_model, load_config
-from ..config import EngineConfig
+from ..config import EngineConfig, Quantization
 from ..errors import UnsupportedModel
 from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
@@ -51,11 +51,13 @@ from .base_model import (
 )
 from .expected_ends import ExpectedEnds, expect_ends
 from .expected_part import ExpectedPart
+from .expected_rounded import ExpectedRounded
 from .experts import experts_parameters, matrices_shape, parameter_names, served_experts
 from .latent_attention import replace_latents
 from .load_quantization import LoadQuantization
 from .packed_ends import name_formats
 from .rope import RotaryContexts, rotary_contexts
+from .rounded_linears import rounded_format
 from .skeleton import bypass_experts
 
 _READS = (
@@ -108,6 +110,8 @@ class ExpectedBase:
     weight_formats: str
     """As `BaseModel.weight_formats`."""
     weights: Mapping[WeightKind, ExpectedWeights]
+    rounded_bytes: int
+    """As `BaseModel.rounded_bytes`."""
     projections: Sequence[Projection]
     """The linear layers of the decoder."""
     part: LayoutPart
@@ -180,6 +184,11 @@ def expect_base(engine: EngineConfig, device: torch.device, *, stage: int = 0) -
         part=None if engine.num_ranks == 1 else ExpectedPart(empty.model, config, engine, stage),
     )
     projections = outline.projections
+    rounded_bytes = 0
+    if (rounded := rounded_format(engine)) is not None:
+        rounds_head = engine.embedding_quantization is Quantization.NONE and engine.num_ranks == 1
+        copy = ExpectedRounded(rounded, dtype, device.type)
+        rounded_bytes = outline.rounded_bytes(copy, rounds_head=rounds_head)
     return ExpectedBase(
         model_dir=model_dir,
         model_type=config.model_type,
@@ -189,6 +198,7 @@ def expect_base(engine: EngineConfig, device: torch.device, *, stage: int = 0) -
         quantization=stored_format or quantization.name,
         weight_formats=outline.weight_formats(stored_format or quantization.name),
         weights=outline.weights(),
+        rounded_bytes=rounded_bytes,
         projections=projections,
         part=outline.layout_part(BaseLayout("unknown", tuple(projections))),
         vocab_size=config.vocab_size,
@@ -321,6 +331,14 @@ class _Outline:
         self._add_rest(found)
         return {kind: part for kind, part in found.items() if part.formats or part.served_bytes}
 
+    def rounded_bytes(self, copy: ExpectedRounded, *, rounds_head: bool) -> int:
+        """Of the rank. `rounds_head`: if its file does not have it quantized."""
+        num_bytes = copy.linears_bytes(self._model, self._absorbed, self._cut_dense)
+        num_bytes += copy.experts_bytes(self._model, self._num_experts)
+        if rounds_head and self._ends.head is None:
+            num_bytes += copy.head_bytes(self._model)
+        return num_bytes
+
     def weight_formats(self, linears: str) -> str:
         """`linears`: the format of the linear layers."""
         ends = (self._ends.table, self._ends.head)
@@ -432,6 +450,11 @@ class _Outline:
 
     def _cut(self, path: str, weight: Values) -> Values:
         return weight if self._part is None else self._part.weight(path, weight)
+
+    def _cut_dense(self, path: str, weight: Tensor) -> Tensor:
+        part = self._cut(path, weight)
+        assert isinstance(part, Tensor)
+        return part
 
     def _add_packed(self, part: ExpectedWeights, values: Values) -> None:
         kind = choose_linear(values, dtype=self._dtype, device_type=self._device_type)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ...adapters.layout import Halves, Projection, Slice, SliceKind
@@ -22,8 +23,11 @@ from ...kernels.grouped_linear import grouped_linear
 from ...kernels.lora_batch import LoraBatch
 from ...kernels.lora_experts import add_experts
 from ...kernels.packed_experts import PackedExperts
+from ...kernels.quantize import WeightFormat, quantize
+from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.load_progress import report_progress
 from ..checkpoint.stored_experts import ExpertsParameter, LeftExperts, left_experts
+from ..checkpoint.stored_weights import Values
 from .expert_router import RouterProjection, find_routers
 from .expert_shards import ExpertShards
 from .forward import ForwardContext, current_forward
@@ -68,6 +72,10 @@ class ExpertsProjection:
         self.whole = Projection((part,))
         """All experts of the layer."""
         self.projection = Projection((replace(part, num_experts=len(self.held)),))
+        self.rounded: PackedExperts | None = None
+        """The same matrices in fewer bits, for the base's own drafts; None without them."""
+        self.multiplies_rounded = False
+        """Whether `rounded` is multiplied in place of `weight`."""
         self._arena: Arena | None = None
         self._slice_index = 0
 
@@ -79,30 +87,58 @@ class ExpertsProjection:
         assert isinstance(weight, Tensor | PackedExperts)
         return weight
 
-    def pack(self, quantization: LoadQuantization) -> None:
+    def pack(self, quantization: LoadQuantization, rounded: WeightFormat | None = None) -> None:
         """Keep the matrices of this rank's experts as they are multiplied.
 
         If they were left in their files, they are read now, each expert's by itself, and are
         quantized as in the files or as asked for. What has no packed form becomes dense.
+        rounded: a format in which they are packed once more, if it is multiplied on this device.
         """
         left = left_experts(self._experts)
         if left is None or self._parameter not in left.stored:
+            if rounded is not None:
+                self._round(self._in_memory(), rounded, self._loaded.device)
             self._cut(self._parameter)
         else:
             left.stop()
+            if rounded is not None:
+                self._round(self._values(left, quantization), rounded, left.device)
             self._read(left, quantization)
         if self._experts.has_bias:
             self._cut(f"{self._parameter}_bias")
 
     def _read(self, left: LeftExperts, quantization: LoadQuantization) -> None:
-        (experts,) = self.projection.slices
-        matrices = left.matrices(self._parameter, self.held)
-        packed = pack_experts(
-            (quantization.apply(experts.name, matrix) for matrix in matrices),
-            experts.num_experts,
-            device_type=left.device.type,
-        )
+        values = self._values(left, quantization)
+        packed = pack_experts(values, len(self.held), device_type=left.device.type)
         self._keep(self._parameter, packed or left.part(self._parameter, self.held))
+
+    def _values(self, left: LeftExperts, quantization: LoadQuantization) -> Iterator[Values]:
+        """The matrix `[out, in]` of each of this rank's experts, as it is served."""
+        (experts,) = self.projection.slices
+        for matrix in left.matrices(self._parameter, self.held):
+            yield quantization.apply(experts.name, matrix)
+
+    @property
+    def _loaded(self) -> Tensor:
+        """The parameter before it is packed."""
+        weight = self.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def _in_memory(self) -> Iterator[Values]:
+        """As `_values`, of a parameter that was loaded."""
+        for expert in self.held:
+            matrix = self._loaded[expert].detach()
+            yield matrix.T if self._experts.is_transposed else matrix
+
+    def _round(
+        self, matrices: Iterator[Values], weight_format: WeightFormat, device: torch.device
+    ) -> None:
+        exact = (
+            each.dequantize() if isinstance(each, QuantizedWeight) else each for each in matrices
+        )
+        rounded = (quantize(matrix, weight_format) for matrix in exact)
+        self.rounded = pack_experts(rounded, len(self.held), device_type=device.type)
 
     def _cut(self, name: str) -> None:
         """Keep this rank's part of a parameter in memory, `[experts, ...]`."""
@@ -145,7 +181,10 @@ class ExpertsProjection:
         """`x [num_pairs, in]` through each pair's own expert, its bias and its adapter."""
         experts = self._experts
         bias = getattr(experts, f"{self._parameter}_bias") if experts.has_bias else None
-        y = grouped_linear(x, self.weight, pairs, bias=bias, is_transposed=experts.is_transposed)
+        weight = self.weight
+        if self.multiplies_rounded and self.rounded is not None:
+            weight = self.rounded
+        y = grouped_linear(x, weight, pairs, bias=bias, is_transposed=experts.is_transposed)
         if lora is not None and self._arena is not None:
             add_experts(x, y, self._arena, self._slice_index, pairs, lora)
         return y
@@ -252,12 +291,16 @@ def served_experts(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if are_served(module)}
 
 
-def pack_moe_layers(layers: Sequence[MoeLayer], quantization: LoadQuantization) -> None:
-    """Pack the experts, one parameter after another."""
+def pack_moe_layers(
+    layers: Sequence[MoeLayer],
+    quantization: LoadQuantization,
+    rounded: WeightFormat | None = None,
+) -> None:
+    """Pack the experts, one parameter after another; once more in the format of `rounded`."""
     parts = [part for layer in layers for part in layer.experts]
     with report_progress("packing experts", len(parts)) as advance:
         for part in parts:
-            part.pack(quantization)
+            part.pack(quantization, rounded)
             return_freed_memory()
             advance()
 

@@ -25,6 +25,8 @@ class FirstLayers:
     The output is that of the model with this number of layers: its norm and head follow the last.
     """
 
+    name = EARLY_EXIT
+
     def __init__(self, model: nn.Module, config: Any, num_layers: int) -> None:
         """Raises UnsupportedModel if the model does not run its layers in sequence."""
         found = layer_list(model, config)

@@ -30,16 +30,19 @@ def rounded_format(config: EngineConfig) -> WeightFormat | None:
 
 
 class RoundedLinears:
-    """Lets a base multiply by its rounded linear layers and head, and restores it afterwards."""
+    """Lets a base multiply by its rounded linear layers, experts and head, and restores it."""
+
+    name = QUANTIZED
 
     def __init__(self, base: BaseModel) -> None:
-        """`base`: loaded with rounded linear layers."""
+        """`base`: loaded with rounded linear layers and experts."""
         self._base = base
         self._linears: list[tuple[FusedProjection, Linear, Linear]] = [
             (projection, projection.linear, projection.rounded)
             for projection in base.projections
             if projection.rounded is not None
         ]
+        self._experts = [part for layer in base.moe_layers for part in layer.experts]
 
     @contextmanager
     def only(self) -> Iterator[None]:
@@ -51,8 +54,12 @@ class RoundedLinears:
             stack.callback(self._restore)
             for projection, _, rounded in self._linears:
                 projection.linear = rounded
+            for part in self._experts:
+                part.multiplies_rounded = True
             yield
 
     def _restore(self) -> None:
         for projection, served, _ in self._linears:
             projection.linear = served
+        for part in self._experts:
+            part.multiplies_rounded = False

@@ -78,6 +78,7 @@ from .parity_bound import parity_bound
 from .part_plan import plan_part
 from .rope import RotaryContexts, rotary_contexts
 from .rotary_tables import table_rotary
+from .rounded_linears import rounded_format
 from .row_matrix import leave_as_rows, read_whole
 from .stage_layers import (
     StandIns,
@@ -109,6 +110,8 @@ class _Settings(NamedTuple):
     """In which the files hold it quantized; None: they do not."""
     quantization: LoadQuantization
     ends_format: WeightFormat | None
+    rounded: WeightFormat | None
+    """In which linear layers and experts are held once more, for drafts; the head is not."""
 
     @classmethod
     def of(cls, engine: EngineConfig) -> _Settings:
@@ -135,6 +138,7 @@ class _Settings(NamedTuple):
             stored_format,
             choose_quantization(engine, config),
             weight_format(engine.embedding_quantization),
+            rounded_format(engine),
         )
 
 
@@ -362,8 +366,9 @@ def _hold_part(
         quantization=settings.quantization,
         kept_dense=division.absorbed,
         shards=division.shards,
+        rounded=settings.rounded,
     )
-    pack_moe_layers(moe_layers, settings.quantization)
+    pack_moe_layers(moe_layers, settings.quantization, settings.rounded)
     cut_head_parameters(model, division.stage_linears, division.ranks.place)
     rotary_bytes = table_rotary(
         model, settings.contexts, dtype=settings.dtype, device=settings.device

@@ -47,6 +47,8 @@ class LoadNeeds:
 
     weight_bytes: int
     """Of the rank that holds most."""
+    rounded_bytes: int
+    """The rounded copy of them for drafts."""
     stage_weight_bytes: tuple[int, ...]
     """By stage, of the rank of the stage that holds most."""
     ranks_per_stage: int
@@ -74,11 +76,12 @@ class LoadNeeds:
     @property
     def device_bytes(self) -> int:
         """Of the rank that holds most."""
-        return self.weight_bytes + self.pool_bytes + self.reserve_bytes + self.trainer_bytes
+        weights = self.weight_bytes + self.rounded_bytes
+        return weights + self.pool_bytes + self.reserve_bytes + self.trainer_bytes
 
     @property
     def pool_bytes(self) -> int:
-        """All but weights, reserve and trainer."""
+        """All but weights, their copy, reserve and trainer."""
         host = self.host_cache_bytes if self.is_host else 0
         step = self.activation_bytes + self.graph_bytes
         return self.kv_bytes + self.arena_bytes + host + step
@@ -127,6 +130,7 @@ class LoadPlanner:
         weights = tuple(stage.weight_bytes for stage in self._stages)
         needs = LoadNeeds(
             weight_bytes=max(weights),
+            rounded_bytes=max(stage.rounded_bytes for stage in self._stages),
             stage_weight_bytes=weights,
             ranks_per_stage=config.tensor_parallel_size,
             kv_bytes_per_token=sum(attending) // config.kv_block_size,

@@ -27,7 +27,7 @@ from ..memory.loader_duty import choose_duty
 from ..messages import RankStats
 from ..model.base_model import BaseModel
 from ..model.block_preparation import BlockPreparation
-from ..model.first_layers import exit_argument, open_first_layers
+from ..model.drafting_parts import open_drafting_parts
 from ..model.row_magnitudes import RowMagnitudes
 from ..model.sharded_base import load_sharded_base
 from ..shards.group_links import GroupLinks
@@ -150,8 +150,7 @@ class Follower:
             has_spare_blocks=serves_graphs(config, base),
             num_open_slots=pools.num_open_slots,
         )
-        argument = exit_argument(config)
-        first_layers = None if argument is None else open_first_layers(argument, base)
+        drafting_parts = open_drafting_parts(config, base)
         graphs = open_decode_graphs(
             config,
             base,
@@ -160,7 +159,7 @@ class Follower:
             max_model_len=pools.max_model_len,
             is_shared=True,
         )
-        self.steps = FollowerSteps(base, self._cache, self.arena, ranks, first_layers, graphs)
+        self.steps = FollowerSteps(base, self._cache, self.arena, ranks, drafting_parts, graphs)
         self._memory = RankMemory(rank, base, self.arena, kv_bytes=self._cache.num_bytes)
         self._report_time = 0.0
         """When the next report is due."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from ...adapters.arena import Arena
@@ -13,7 +13,7 @@ from ..execution.evictions import ObservingForward
 from ..kv.cache import KvCache
 from ..model.adapter_runs import adapter_runs
 from ..model.base_model import BaseModel
-from ..model.first_layers import FirstLayers
+from ..model.drafting_part import DraftingPart
 from ..model.forward import (
     PagedForward,
     StepAdapters,
@@ -38,13 +38,13 @@ class FollowerSteps:
         cache: KvCache,
         arena: Arena,
         ranks: RankSums,
-        first_layers: FirstLayers | None,
+        drafting_parts: Mapping[str, DraftingPart],
         graphs: DecodeGraphs | None,
     ) -> None:
-        """`ranks`: of this one's stage. `first_layers`: of early exit; None without it. `graphs`:
+        """`ranks`: of this one's stage. `drafting_parts`: by their names. `graphs`:
         those that every rank has; None without any."""
         self.masses = AttentionMasses()
-        self._first_layers = first_layers
+        self._drafting_parts = drafting_parts
         self._graphs = graphs
         self._base = base
         self._cache = cache
@@ -95,7 +95,7 @@ class FollowerSteps:
         observations = self.masses.observations(command.observed)
         shared = self._base.shared_heads
         forward = ObservingForward(paged, observations, shared) if observations else paged
-        with self._layers(command), self._base.ends.changed_by(adapters, inputs.input_ids) as ids:
+        with self._part(command), self._base.ends.changed_by(adapters, inputs.input_ids) as ids:
             if self._base.ends.is_head_divided:
                 run_model(self._base.model, forward, ids, inputs.positions, inputs.logits_rows)
             else:
@@ -104,11 +104,10 @@ class FollowerSteps:
             observation.settle(self._cache)
         self.masses.keep(observations)
 
-    def _layers(self, command: RunChunks) -> AbstractContextManager[None]:
-        if not command.is_early_exit:
+    def _part(self, command: RunChunks) -> AbstractContextManager[None]:
+        if command.drafting is None:
             return nullcontext()
-        assert self._first_layers is not None, "the ranks have one configuration"
-        return self._first_layers.only()
+        return self._drafting_parts[command.drafting].only()
 
     def _build(self, chunks: Sequence[SequenceChunk], runs: Sequence[AdapterRun]) -> StepAdapters:
         num_decodes = sum(run.num_tokens == 1 for run in runs)

@@ -18,9 +18,9 @@ from ..draft import Draft
 from ..execution.runner import ModelRunner, StepOutput
 from ..model.base_model import BaseModel
 from ..model.drafting_part import DraftingPart
-from ..model.first_layers import EARLY_EXIT, open_first_layers
+from ..model.first_layers import open_first_layers
 from ..model.inputs import SequenceChunk
-from ..model.rounded_linears import QUANTIZED, RoundedLinears
+from ..model.rounded_linears import RoundedLinears
 from ..request import Request
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
 from .proposer import DraftRequest
@@ -29,13 +29,11 @@ from .proposer import DraftRequest
 class SelfDraftProposer:
     needs_hidden_states = False
 
-    def __init__(
-        self, name: str, part: DraftingPart, runner: ModelRunner, drawing: DraftDrawing
-    ) -> None:
-        self.name = name
+    def __init__(self, part: DraftingPart, runner: ModelRunner, drawing: DraftDrawing) -> None:
+        self.name = part.name
         self._part = part
         self._runner = runner
-        self._graphs = runner.graphs_within(name, part.only)
+        self._graphs = runner.graphs_within(part.name, part.only)
         self._drawing = drawing
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
@@ -105,7 +103,7 @@ def open_early_exit(
 ) -> SelfDraftProposer:
     """`argument`: of how many layers. Raises InvalidParameter or UnsupportedModel."""
     layers = open_first_layers(argument, base)
-    return SelfDraftProposer(EARLY_EXIT, layers, runner, make_drawing(config.acceptance))
+    return SelfDraftProposer(layers, runner, make_drawing(config.acceptance))
 
 
 def open_quantized(
@@ -113,4 +111,4 @@ def open_quantized(
 ) -> SelfDraftProposer:
     """Its argument is read when the base is loaded."""
     part = RoundedLinears(base)
-    return SelfDraftProposer(QUANTIZED, part, runner, make_drawing(config.acceptance))
+    return SelfDraftProposer(part, runner, make_drawing(config.acceptance))

@@ -21,6 +21,7 @@ from benchmarks import (
     bench_adapter_load,
     bench_agent,
     bench_batching,
+    bench_cold_load,
     bench_drafts,
     bench_fairness,
     bench_fleet_fairness,
@@ -97,6 +98,33 @@ def assert_every_figure_is_one(report: dict[str, Any]) -> None:
     figures += report.values()
     numbers = [value for value in figures if isinstance(value, int | float)]
     assert all(math.isfinite(number) and number >= 0 for number in numbers)
+
+
+def test_the_stages_of_a_cold_load_bound_what_a_start_by_layers_saves(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = run(bench_cold_load, models, capsys)
+    assert_every_figure_is_one(report)
+    for row in report["rows"] + report["on_an_h200"]:
+        stages = [row[f"{name}, ms"] for name in ("fetch", "read", "copy", "chunk")]
+        assert 0 < row["after the fetch saves"] <= row["by layers saves"]
+        assert row["by layers saves"] * sum(stages) < min(stages[-1], sum(stages[:-1]))
+        assert row["read while fetched saves"] * sum(stages) < min(stages[:2])
+        assert 0 < row["from the host saves"] * sum(stages[2:]) < min(stages[2:])
+    small, large = report["rows"]
+    per_rank = bench_cold_load.elements_per_rank(SMOKE_SHAPE) * bench_cold_load.ELEMENT_BYTES
+    num_bytes = (large["MB"] - small["MB"]) * 1e6
+    assert num_bytes == pytest.approx((large["rank"] - small["rank"]) * per_rank, rel=0.01)
+
+
+def test_the_larger_bases_have_the_published_sizes() -> None:
+    for shape, published in (
+        (bench_cold_load.LLAMA_8B, 8_030_261_248),
+        (bench_cold_load.LLAMA_70B, 70_553_706_496),
+    ):
+        ends = 2 * shape.vocab_size * shape.hidden_size
+        norms = (2 * shape.num_layers + 1) * shape.hidden_size
+        assert bench_cold_load.linear_parameters(shape) + ends + norms == published
 
 
 def test_a_flood_of_four_replicas_is_beside_equal_shares(

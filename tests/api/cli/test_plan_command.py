@@ -147,6 +147,31 @@ def test_a_device_is_said_to_hold_the_load_or_not(run: Run, tiny_base: Path) -> 
     assert "The load fits into 1.0 GiB." in out
 
 
+def test_the_rounded_copy_for_drafts_is_planned_for(run: Run, tiny_base: Path) -> None:
+    plain = ask(run, tiny_base)
+    planned = ask(run, tiny_base, "--speculation", "ngram,quantized:int4")
+    assert plain["rounded_bytes"] == 0
+    assert planned["rounded_bytes"] > 0
+    assert planned["device_bytes"] == plain["device_bytes"] + planned["rounded_bytes"]
+    place = planned["options"].index("--speculation")
+    assert planned["options"][place + 1] == "ngram,quantized:int4"
+    assert "--speculation" not in plain["options"]
+    _, out, _ = run(tiny_base, *options_of(**LOAD), "--speculation", "quantized:int4")
+    assert "rounded weights" in out
+
+
+@pytest.mark.parametrize(
+    ("proposer", "message"),
+    [("eagle:./head", "weights of eagle are not planned for"), ("quantized:int3", "int8, int4")],
+)
+def test_a_proposer_that_cannot_be_planned_for_is_refused(
+    run: Run, tiny_base: Path, proposer: str, message: str
+) -> None:
+    code, _, err = run(tiny_base, "--speculation", proposer)
+    assert code == ExitCode.USAGE
+    assert message in " ".join(err.split())
+
+
 def test_the_options_of_ranks_are_those_of_the_server(run: Run, tiny_base: Path) -> None:
     ranks = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--kv-dtype", "int8")
     planned = ask(run, tiny_base, *ranks)

@@ -11,8 +11,9 @@ import torch
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.kv.groups import LayerKvShape
-from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.expected_base import expect_base
+from loraplex.engine.model.rounded_linears import rounded_format
 from loraplex.engine.planning.load_needs import LoadPlanner
 from support.families import SERVED, STATES, save_family
 from support.marks import marked_slow
@@ -37,11 +38,18 @@ class Held(NamedTuple):
     stage: int
     rank: int
     weight_bytes: int
+    rounded_bytes: int
     kv_shapes: list[LayerKvShape]
 
 
 def held(base: BaseModel, _rank: int) -> Held:
-    return Held(base.stages.place.stage, base.stages.rank, base.weight_bytes, base.kv_shapes)
+    return Held(
+        base.stages.place.stage,
+        base.stages.rank,
+        base.weight_bytes,
+        base.rounded_bytes,
+        base.kv_shapes,
+    )
 
 
 @pytest.mark.parametrize("case", marked_slow(CASES, slow=CASES[2:]), ids=str)
@@ -63,6 +71,32 @@ def test_a_rank_holds_what_is_expected_of_it(case: Case, tmp_path: Path) -> None
         assert expected.weight_bytes == first.weight_bytes
         assert expected.kv_shapes == first.kv_shapes
         assert all(rank.weight_bytes <= first.weight_bytes for rank in others)
+
+
+@pytest.mark.parametrize("case", ["llama", "deepseek_v3-mla", "mixtral"])
+@pytest.mark.parametrize(
+    ("weight_format", "size", "quantization"),
+    [("int8", 2, Quantization.NONE), ("nf4", 2, Quantization.INT8), ("int4", 1, Quantization.INT8)],
+)
+def test_the_rounded_copy_of_a_rank_is_what_is_expected(
+    case: str, weight_format: str, size: int, quantization: Quantization, tmp_path: Path
+) -> None:
+    kind, differences = SERVED[case]
+    dense = {"first_k_dense_replace": 99} if case.startswith("deepseek") else {}
+    config = EngineConfig(
+        str(save_family(tmp_path, kind, {**differences, **dense})),
+        quantization=quantization,
+        device="cpu",
+        tensor_parallel_size=size,
+        speculation=(f"quantized:{weight_format}",),
+    )
+    expected = expect_base(config, torch.device("cpu"))
+    if size == 1:
+        bases = [held(load_base_model(config, rounded=rounded_format(config)), 0)]
+    else:
+        bases = run_sharded(config, size, held)
+    assert bases[0].rounded_bytes == expected.rounded_bytes > 0
+    assert bases[0].weight_bytes == expected.weight_bytes
 
 
 def test_states_of_several_ranks_are_refused(tmp_path: Path) -> None:

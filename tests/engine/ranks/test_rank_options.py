@@ -37,6 +37,7 @@ def test_expert_parallelism_is_refused_for_a_base_without_experts(tmp_path: Path
     ("param", "settings"),
     [
         ("speculation", {"speculation": ("ngram", "early_exit:1")}),
+        ("speculation", {"speculation": ("quantized:int8",)}),
         ("kv_dtype", {"kv_dtype": KvDtype.INT4}),
         ("async_scheduling", {"async_scheduling": True}),
     ],

@@ -10,6 +10,7 @@ import pytest
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.messages import SpeculationParams
 from support.engine import LocalEngine
+from support.families import SERVED, save_family
 from support.medusa import save_untrained_heads
 from support.models import make_adapter, make_tiny_llama
 from support.ranks import followers_as_threads
@@ -17,6 +18,7 @@ from support.ranks import followers_as_threads
 PROPOSERS = {
     "draft": "draft:{base}",
     "early_exit": "early_exit:1",
+    "quantized": "quantized:int4",
     "medusa": "medusa:{heads}",
     "medusa_tree": "medusa_tree:{heads}",
 }
@@ -66,6 +68,15 @@ def test_drafts_give_the_tokens_of_one_rank_without_drafts(
     configured = PROPOSERS[proposer].format(base=base, heads=tmp_path / "heads")
     with followers_as_threads():
         found, num_accepted = answer(base, tmp_path, (configured,), size)
+    assert found == expected
+    assert num_accepted > 0
+
+
+def test_experts_of_ranks_draft_with_their_rounded_copies(tmp_path: Path) -> None:
+    base = save_family(tmp_path / "base", *SERVED["mixtral"])
+    expected, _ = answer(base, tmp_path, (), 1)
+    with followers_as_threads():
+        found, num_accepted = answer(base, tmp_path, ("quantized:int8",), 2)
     assert found == expected
     assert num_accepted > 0
 

@@ -41,7 +41,7 @@ def open_all_layers(
     _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
 ) -> SelfDraftProposer:
     layers = FirstLayers(base.model, base.config, base.config.num_hidden_layers)
-    return SelfDraftProposer("early_exit", layers, runner, make_drawing(config.acceptance))
+    return SelfDraftProposer(layers, runner, make_drawing(config.acceptance))
 
 
 def answer_all(
@@ -282,9 +282,9 @@ class BreakingRunner:
 
 
 def test_a_draft_whose_numbers_break_down_ends_and_leaves_none_of_them_behind() -> None:
-    runner, layers = BreakingRunner(), SimpleNamespace(only=nullcontext)
+    runner, layers = BreakingRunner(), SimpleNamespace(name="early_exit", only=nullcontext)
     drawing = make_drawing(Acceptance.COUPLED)
-    proposer = SelfDraftProposer("early_exit", cast(Any, layers), cast(Any, runner), drawing)
+    proposer = SelfDraftProposer(cast(Any, layers), cast(Any, runner), drawing)
     submitted = GenerationRequest("r", "acme", [1, 2, 3], SamplingParams(max_tokens=8))
     request = Request(submitted, CacheNamespace("acme", "runtime", None), 0, 0.0, None)
     request.kv = SequenceBlocks.empty(1)

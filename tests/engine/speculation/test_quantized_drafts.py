@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
-from loraplex.engine.errors import InvalidParameter, UnsupportedModel
+from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.messages import SpeculationParams
-from loraplex.engine.model import base_model
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.rounded_linears import RoundedLinears, rounded_format
 from loraplex.kernels.quantize import WeightFormat, quantize
 from support.engine import LocalEngine
@@ -24,6 +24,7 @@ from support.models import make_adapter, make_tiny_llama
 from support.paged import paged_logits
 from support.peft_features import save_base
 from support.quantized_bases import makers
+from support.ranks import run_sharded
 from support.served_features import make_adapters
 
 PROMPTS = ([5, 17, 3, 90, 4], [9, 9, 1], [7] * 20, [1, 2, 3, 4, 5, 6], [40, 41], [8, 30, 22])
@@ -122,7 +123,13 @@ def test_adapters_that_change_the_ends_draft_through_the_rounded_head(
 
 @pytest.mark.parametrize(
     ("family", "weight_format"),
-    [("llama", "int4"), ("gemma2-softcap-window", "int8"), ("deepseek_v3-mla", "nf4")],
+    [
+        ("llama", "int4"),
+        ("gemma2-softcap-window", "int8"),
+        ("deepseek_v3-mla", "nf4"),
+        ("mixtral", "int4"),
+        ("gpt_oss-sinks-window", "int8"),
+    ],
 )
 def test_drafts_have_the_logits_of_a_base_that_is_quantized_at_its_load(
     family: str, weight_format: str, tmp_path: Path
@@ -181,20 +188,67 @@ def test_without_the_proposer_nothing_is_held_twice(tiny_base: Path, tmp_path: P
     assert engine.core.parts.base.rounded_bytes == 0
 
 
-def test_a_base_with_experts_is_refused_before_its_weights_are_packed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = save_family(tmp_path / "base", *SERVED["mixtral"])
-    monkeypatch.setattr(base_model, "pack_ends", None)
-    with pytest.raises(UnsupportedModel, match="experts"):
-        LocalEngine(base, tmp_path, speculation=("quantized:int4",))
-
-
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="int8, int4"):
         rounded_format(EngineConfig("base", speculation=("ngram", "quantized:int3")))
 
 
-def test_ranks_refuse_it() -> None:
-    with pytest.raises(InvalidParameter, match="quantized"):
-        EngineConfig("base", speculation=("quantized:int4",), tensor_parallel_size=2)
+@pytest.mark.parametrize("weight_format", [WeightFormat.INT4, WeightFormat.NF4])
+def test_each_rank_rounds_its_part(weight_format: WeightFormat, tmp_path: Path) -> None:
+    """The drafts have the logits of a base whose parts were rounded before they were joined."""
+    path = make_tiny_llama(tmp_path / "base", tie_word_embeddings=False)
+    sequence = torch.randint(100, (21,), generator=torch.Generator().manual_seed(1)).tolist()
+    own_expected, expected = (
+        paged_logits(load_base_model(EngineConfig(str(each), device="cpu")), [sequence])[0]
+        for each in (path, with_rounded_halves(path, tmp_path / "rounded", weight_format))
+    )
+    config = EngineConfig(
+        str(path),
+        device="cpu",
+        speculation=(f"quantized:{weight_format}",),
+        tensor_parallel_size=2,
+    )
+
+    def logits(base: BaseModel, _rank: int) -> tuple[Tensor, Tensor, int]:
+        with RoundedLinears(base).only():
+            drafts = paged_logits(base, [sequence])[0]
+        return drafts, paged_logits(base, [sequence])[0], base.rounded_bytes
+
+    (drafts, own, num_bytes), (*_, num_bytes_of_other) = run_sharded(config, 2, logits)
+    assert (own - own_expected).abs().max() < 1e-4 * own.abs().max()
+    error = (drafts - expected).abs().max()  # inputs may be rounded to 16 bits
+    assert error < 1e-3 * expected.abs().max()
+    assert (drafts - own).abs().max() > 20 * error
+    assert num_bytes == num_bytes_of_other > 0
+
+
+def with_rounded_halves(path: Path, folder: Path, weight_format: WeightFormat) -> Path:
+    """A copy of the checkpoint, whose linear layers are rounded as two ranks round their parts."""
+    shutil.copytree(path, folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, weight in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            halves = weight.chunk(2, dim=1)
+        elif name.endswith("_proj.weight"):
+            halves = weight.chunk(2, dim=0)
+        else:
+            continue
+        rounded = [quantize(half.contiguous(), weight_format).dequantize() for half in halves]
+        tensors[name] = torch.cat(rounded, dim=1 if len(weight) == len(halves[0]) else 0)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.INT8])
+def test_experts_draft_and_answer_as_in_plain_decoding(
+    quantization: Quantization, tmp_path: Path
+) -> None:
+    base = save_family(tmp_path / "base", *SERVED["mixtral"])
+    adapters = [make_adapter(base, tmp_path / "adapter", seed=1, r=3)]
+    config = {"quantization": quantization, "max_model_len": 64}
+    plain, _, _ = answer_all(LocalEngine(base, tmp_path, **config), adapters, 0.9)
+    engine = LocalEngine(base, tmp_path, speculation=("quantized:int4",), **config)
+    tokens, num_drafted, num_accepted = answer_all(engine, adapters, 0.9)
+    assert tokens == plain
+    assert num_accepted > 0.1 * num_drafted > 0
