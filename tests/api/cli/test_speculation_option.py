@@ -36,13 +36,15 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
     [
         (
             ["hydra"],
-            "hydra is not one of ngram, draft, early_exit, medusa, medusa_tree, eagle, quantized",
+            "hydra is not one of ngram, suffix, draft, early_exit, medusa, medusa_tree, eagle, "
+            "quantized",
         ),
         (["off,ngram"], "off cannot be combined with other proposers"),
         (["ngram", "ngram"], "is named twice"),
         (["draft:a,draft:b"], "is named twice"),
         ([":x"], "is not one of"),
         (["ngram:4"], "ngram takes no argument"),
+        (["suffix:4"], "suffix takes no argument"),
         (["draft"], "draft:MODEL"),
         (["medusa:"], "medusa:CHECKPOINT"),
         (["eagle"], "eagle:CHECKPOINT"),
