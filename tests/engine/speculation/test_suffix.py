@@ -207,20 +207,39 @@ def run_some(engine: LocalEngine, name: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_recurring_request_is_drafted_from_its_first_answer_and_answered_alike(
+def test_recurring_requests_are_drafted_from_their_first_answers_and_answered_alike(
     tiny_base: Path, adapter_folders: list[Path], tmp_path: Path, temperature: float
 ) -> None:
-    plain, engine = LocalEngine(tiny_base, tmp_path), open_engine(tiny_base, tmp_path, Clock())
-    for folder in adapter_folders:
-        expected = ask(plain, plain.add_adapter(folder), temperature=temperature, seed=3)[0]
-        key = engine.add_adapter(folder)
-        first = ask(engine, key, temperature=temperature, seed=3)
-        again = ask(engine, key, temperature=temperature, seed=3)
-        assert first[0] == again[0] == expected
-        assert again[2] > 15
-        assert again[2] > first[2]
-    plain.close()
-    engine.close()
+    """The base and both adapters in one batch, twice."""
+
+    def answer_twice(engine: LocalEngine) -> list[tuple[list[list[int]], int]]:
+        """The outputs of each time, and how many draft tokens were accepted."""
+        keys = [None, *map(engine.add_adapter, adapter_folders)]
+        rounds = []
+        for _ in range(2):
+            submitted = [
+                engine.submit(
+                    PHRASE[index:],
+                    keys[index % len(keys)],
+                    remembers_output=True,
+                    speculation=EAGER,
+                    max_tokens=30,
+                    ignore_eos=True,
+                    temperature=temperature,
+                    seed=index,
+                )
+                for index in range(6)
+            ]
+            engine.run()
+            accepted = sum(engine.answers[name].end.num_accepted_tokens for name in submitted)
+            rounds.append((engine.tokens(submitted), accepted))
+        engine.close()
+        return rounds
+
+    (plain, _), (plain_again, _) = answer_twice(LocalEngine(tiny_base, tmp_path))
+    (first, few), (again, many) = answer_twice(open_engine(tiny_base, tmp_path, Clock()))
+    assert first == again == plain == plain_again
+    assert many > few + 4 * 12
 
 
 def test_an_output_that_may_not_be_remembered_or_is_the_bases_is_not(
