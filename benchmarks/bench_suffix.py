@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from benchmarks.bench_speculation import Plan, friendly, shown
+from benchmarks.bench_speculation import Figure, Plan, friendly, shown
 from benchmarks.report import MODELS, print_report
 from benchmarks.speculation_arms import Job
 from benchmarks.speculation_work import demo_work
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     plan = SMOKE if options.smoke else PLAN
     with tempfile.TemporaryDirectory() as folder:
-        figures = list(shown(friendly(plan, PROPOSERS, recurring_work(), Path(folder), "cpu")))
+        figures = list(shown(races_of(plan, Path(folder))))
     races = [race for figure in figures for race in figure.races]
     print_report(
         "suffix",
@@ -57,6 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         requests_answered_differently=sum(race.num_different for race in races),
     )
     return 0
+
+
+def races_of(plan: Plan, directory: Path) -> Iterator[Figure]:
+    """Each batch size has its own engines: the questions are the same."""
+    work = recurring_work()
+    for size in plan.batch_sizes:
+        yield from friendly(replace(plan, batch_sizes=(size,)), PROPOSERS, work, directory, "cpu")
 
 
 def recurring_work() -> dict[str, list[Job]]:
