@@ -121,7 +121,7 @@ MISTAKES: Mapping[str, Mistake] = {
         _serve("--quantize", "int3"), "not one of 'none', 'int8', 'int4'", ExitCode.USAGE
     ),
     "unknown proposer": Mistake(
-        _serve("--speculation", "foo"), "foo is not one of ngram, draft", ExitCode.USAGE
+        _serve("--speculation", "foo"), "foo is not one of ngram, suffix, draft", ExitCode.USAGE
     ),
     "port out of range": Mistake(
         _serve("--port", "99999"), "less than or equal to 65535", ExitCode.USAGE

@@ -108,6 +108,7 @@ class Arm:
             request_id=request_id,
             tenant_id="acme",
             speculation=params,
+            remembers_output=True,
             max_tokens=job.num_tokens or MAX_ANSWER_TOKENS,
             ignore_eos=job.num_tokens is not None,
             temperature=job.temperature,

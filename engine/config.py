@@ -70,10 +70,13 @@ MAX_READ_ROWS = 256
 row of logits."""
 MAX_RANKS = 64
 """Of a tensor-parallel group."""
-PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree", "eagle", "quantized", "mtp")
+PROPOSERS = (
+    *("ngram", "suffix", "draft", "early_exit"),
+    *("medusa", "medusa_tree", "eagle", "quantized", "mtp"),
+)
 """The allowed names in `EngineConfig.speculation`."""
-COPYING_PROPOSERS = ("ngram",)
-"""Those whose draft tokens are copied from the request's own, whatever its vocabulary."""
+COPYING_PROPOSERS = ("ngram", "suffix")
+"""Those whose draft tokens are copied from texts of the adapter, whatever its vocabulary."""
 
 
 class GenerationConfig(StrEnum):
@@ -238,9 +241,10 @@ class EngineConfig:
     """Target TTFT: a request that cannot meet it behind its tenant's others is refused at once; one
     that waits too long lets the later ones of its queue pass for 30 s."""
     speculation: Annotated[tuple[str, ...], Option(metavar="PROPOSER[:WHAT],...")] = ()
-    """Speculative decoding: ngram, draft:MODEL, early_exit:LAYERS (a number), quantized:FORMAT
-    (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT, eagle:CHECKPOINT (a folder)
-    or mtp (the base's own head); or off. Of several, the fastest is used."""
+    """Speculative decoding: ngram, suffix, draft:MODEL, early_exit:LAYERS (a number),
+    quantized:FORMAT (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT,
+    eagle:CHECKPOINT (a folder) or mtp (the base's own head); or off. Of several, the fastest is
+    used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
     generation_config: Annotated[GenerationConfig, Option()] = GenerationConfig.AUTO

@@ -20,6 +20,7 @@ from .messages import (
     DeleteAdapter,
     EngineStats,
     ExplainAdapter,
+    ForgetOutputs,
     FromEngine,
     ListRequests,
     MapMemory,
@@ -103,6 +104,8 @@ class EngineCore:
                 self._manager.set_pinned(keys)
             case Prefetch(key, stay_seconds):
                 self._manager.prefetch(key, stay_seconds)
+            case ForgetOutputs(key):
+                self.parts.speculation.forget_outputs(key)
             case ExplainAdapter(key):
                 self._messages.append(self._answers.explain(key))
             case PrefixPiece():

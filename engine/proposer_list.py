@@ -12,6 +12,7 @@ DEFAULT_PROPOSERS = ("ngram",)
 """Unlike an engine without configuration, a server and `LLM` propose tokens."""
 ARGUMENTS: dict[str, str | None] = {
     "ngram": None,
+    "suffix": None,
     "draft": "MODEL",
     "early_exit": "LAYERS",
     "medusa": "CHECKPOINT",

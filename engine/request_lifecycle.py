@@ -45,6 +45,7 @@ from .scheduling.drains import Drains
 logger = logging.getLogger(__name__)
 
 REAP_INTERVAL_SECONDS = 5.0
+_COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class RequestLifecycle:
@@ -84,6 +85,7 @@ class RequestLifecycle:
             kv=parts.kv,
             clock=parts.clock,
             abort=self.fail,
+            forget_outputs=parts.speculation.forget_outputs,
         )
 
     def submit(self, submitted: GenerationRequest) -> None:
@@ -188,6 +190,8 @@ class RequestLifecycle:
         self._scheduler.finish(request)
         if request.submitted.exports_prefix and reason is FinishReason.LENGTH:
             self.handover.export(request, is_deleted=request.adapter in self._drains)
+        if request.submitted.remembers_output and request.adapter and reason in _COMPLETE:
+            self._speculation.remember(request)
         self._awaiting.discard(request.request_id)
         self._ended.append(request)
         del self._holds[request.request_id]
@@ -220,9 +224,10 @@ class RequestLifecycle:
         return replace(end, used=used)
 
     def _reap(self) -> None:
-        """Release leases whose requests have ended without releasing them."""
+        """Release leases whose requests have ended without releasing them, and drop old outputs."""
         self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
         self._manager.reap(self._scheduler.leased_request_ids)
+        self._speculation.drop_old_outputs()
 
     def _release_compiled(self) -> None:
         for request, error in self._grammars.poll():

@@ -217,7 +217,9 @@ class Deletions:
     async def _remove(self, deletion: Deletion, drain_seconds: float) -> None:
         key = deletion.key
         receipt: JsonObject = {"is_content_shared": deletion.is_content_shared}
-        if not deletion.is_content_shared:
+        if deletion.is_content_shared:
+            self._engine.forget_outputs(key)
+        else:
             receipt |= await self._remove_content(key, drain_seconds)
 
         def finish(session: TenantSession) -> None:
@@ -255,7 +257,9 @@ class Deletions:
         if deletion.version_id in self._let_go_of:
             return
         self._control_plane.note_change(deletion.key.tenant_id)  # no name resolves to it any more
-        if not deletion.is_content_shared:
+        if deletion.is_content_shared:
+            self._engine.forget_outputs(deletion.key)
+        else:
             await self._engine.evict_adapter(deletion.key, drain_seconds=drain_seconds)
             tenant_id = deletion.key.tenant_id
             await self._threads.run(tenant_id, self._fetcher.forget, deletion.key)

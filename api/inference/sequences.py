@@ -59,6 +59,7 @@ def _request(
         own_end_token_ids=tuple(sorted(tokenizer.own_eos_token_ids)),
         group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
         speculation=order.speculation,
+        remembers_output=order.sample is not None,
         kv_policy=order.kv_policy,
         is_endless=order.is_endless,
         priority=order.priority,

@@ -11,6 +11,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
+from ...adapters.identity import AdapterKey
+from ...platform.adapters.lookup import contents_of
 from ...platform.adapters.models import AdapterSampling
 from ...platform.adapters.sampling import find_sampling, set_sampling, stop_sampling
 from ...platform.audit.event import Changed, Event
@@ -88,13 +90,19 @@ async def turn_sampling_on(
 async def turn_sampling_off(
     runtime: CurrentRuntime, principal: SampleWriter, origin: RequestOrigin, name: str
 ) -> Response:
-    """Keep no more samples. Those that exist stay until they expire or are deleted."""
+    """Keep no more samples. Those that exist stay until they expire or are deleted.
 
-    def change(session: TenantSession) -> Changed[None]:
+    The engine forgets the outputs that it remembered for speculative decoding.
+    """
+
+    def change(session: TenantSession) -> Changed[list[AdapterKey]]:
         has_stopped = stop_sampling(session, name)
-        return Changed(None, Event("sampling.remove", name) if has_stopped else None)
+        event = Event("sampling.remove", name) if has_stopped else None
+        return Changed(contents_of(session, name), event)
 
-    await runtime.control_plane.change(principal.tenant_id, origin, change)
+    _forget_outputs(
+        runtime, await runtime.control_plane.change(principal.tenant_id, origin, change)
+    )
     return Response(status_code=204)
 
 
@@ -131,16 +139,19 @@ async def delete_samples(
 ) -> Response:
     """Delete all samples of the adapter, also those that are being written.
 
-    The response is the receipt. Sampling goes on if it is on. Exported files stay.
+    The response is the receipt. Sampling goes on if it is on. Exported files stay. The engine
+    forgets the outputs that it remembered for speculative decoding.
     """
     await runtime.inference.samples.flush()
 
-    def erase(session: TenantSession) -> Changed[SamplesDeletionView]:
+    def erase(session: TenantSession) -> Changed[tuple[SamplesDeletionView, list[AdapterKey]]]:
         num_erased = service.erase(session, name)
         receipt = SamplesDeletionView(name, num_erased, utc_now())
-        return Changed(receipt, Event("sample.delete", name, {"samples": num_erased}))
+        event = Event("sample.delete", name, {"samples": num_erased})
+        return Changed((receipt, contents_of(session, name)), event)
 
-    receipt = await runtime.control_plane.change(principal.tenant_id, origin, erase)
+    receipt, contents = await runtime.control_plane.change(principal.tenant_id, origin, erase)
+    _forget_outputs(runtime, contents)
     return json_response(receipt)
 
 
@@ -210,14 +221,23 @@ async def delete_sample(
     name: str,
     sample_id: str,
 ) -> Response:
-    """Delete one sample."""
+    """Delete one sample. The engine forgets all outputs of the adapter that it remembered for
+    speculative decoding."""
 
-    def remove(session: TenantSession) -> Changed[None]:
+    def remove(session: TenantSession) -> Changed[list[AdapterKey]]:
         service.remove(session, name, sample_id)
-        return Changed(None, Event("sample.delete", sample_id, {"adapter": name, "samples": 1}))
+        event = Event("sample.delete", sample_id, {"adapter": name, "samples": 1})
+        return Changed(contents_of(session, name), event)
 
-    await runtime.control_plane.change(principal.tenant_id, origin, remove)
+    _forget_outputs(
+        runtime, await runtime.control_plane.change(principal.tenant_id, origin, remove)
+    )
     return Response(status_code=204)
+
+
+def _forget_outputs(runtime: Runtime, contents: list[AdapterKey]) -> None:
+    for key in contents:
+        runtime.engine.forget_outputs(key)
 
 
 async def _sampling(runtime: Runtime, principal: Principal, name: str) -> SamplingView:

@@ -22,6 +22,7 @@ from ..messages import (
     ErrorInfo,
     ExplainAdapter,
     FinishReason,
+    ForgetOutputs,
     FromAgent,
     GenerationRequest,
     LeaseRenewed,
@@ -102,6 +103,8 @@ class AgentSession(Receiver[ToAgent]):
                 self._engine.prefetch(key, stay_seconds)
             case AdapterStored(key):
                 self._engine.note_stored(key)
+            case ForgetOutputs(key):
+                self._engine.forget_outputs(key)
             case ExplainAdapter(key):
                 self._start(self._answer(self._engine.explain_adapter(key)))
             case ListRequests():

@@ -24,6 +24,7 @@ from ..messages import (
     EngineStats,
     ErrorInfo,
     EvictionReceipt,
+    ForgetOutputs,
     GenerationRequest,
     Prefetch,
     PrefixPiece,
@@ -301,6 +302,10 @@ class Fleet(Engine, LinkOwner):
     def note_stored(self, key: AdapterKey) -> None:
         for link in self._ready_links():
             link.send(AdapterStored(key))
+
+    def forget_outputs(self, key: AdapterKey) -> None:
+        for link in self.links:
+            link.send(ForgetOutputs(key))
 
     async def evict_adapter(
         self, key: AdapterKey, *, drain_seconds: float = 0.0

@@ -19,6 +19,7 @@ from .commands import (
     AdapterStored,
     DeleteAdapter,
     ExplainAdapter,
+    ForgetOutputs,
     ListRequests,
     MapMemory,
     Prefetch,
@@ -75,6 +76,7 @@ ToEngine = (
     | SetPinned
     | Prefetch
     | AdapterStored
+    | ForgetOutputs
     | ExplainAdapter
     | ListRequests
     | MapMemory
@@ -100,6 +102,7 @@ ToAgent = (
     | SetPinned
     | Prefetch
     | AdapterStored
+    | ForgetOutputs
     | ExplainAdapter
     | ListRequests
     | MapMemory
@@ -148,6 +151,7 @@ __all__ = [
     "EvictionReceipt",
     "ExplainAdapter",
     "FinishReason",
+    "ForgetOutputs",
     "FromAgent",
     "FromEngine",
     "GenerationRequest",

@@ -86,6 +86,14 @@ class AdapterStored:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetOutputs:
+    """Forget the outputs that are remembered of this adapter version: its tenant keeps no samples
+    any more, or has deleted them. Those of its open requests are not remembered either."""
+
+    key: AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
 class ExplainAdapter:
     """Ask where this adapter is and why. The answer is AdapterExplanation."""
 

@@ -73,6 +73,9 @@ class GenerationRequest:
     and the others share its blocks. None: no group."""
     speculation: SpeculationParams | None = None
     """None: the engine's choice."""
+    remembers_output: bool = False
+    """Its output may be drafted from for later requests of the same adapter version, because its
+    tenant keeps it as a sample anyway. No effect for the base."""
     kv_policy: KvPolicy | None = None
     """None: the engine's default."""
     is_endless: bool = False

@@ -27,6 +27,7 @@ from ..messages import (
     ErrorInfo,
     EvictionReceipt,
     ExplainAdapter,
+    ForgetOutputs,
     FromEngine,
     GenerationRequest,
     ListRequests,
@@ -228,6 +229,10 @@ class EngineClient(Engine):
     def note_stored(self, key: AdapterKey) -> None:
         if self.is_ready:
             self._supervisor.send(AdapterStored(key))
+
+    def forget_outputs(self, key: AdapterKey) -> None:
+        if self.state in (EngineState.READY, EngineState.STALLED):
+            self._supervisor.send(ForgetOutputs(key))
 
     async def evict_adapter(
         self, key: AdapterKey, *, drain_seconds: float = 0.0

@@ -113,6 +113,10 @@ class Engine(Protocol):
     def note_stored(self, key: AdapterKey) -> None:
         """The adapter's block was stored again, so a failed load may be retried at once."""
 
+    def forget_outputs(self, key: AdapterKey) -> None:
+        """Forget the outputs that are remembered of an adapter version; see `ForgetOutputs`. An
+        engine that is down remembers nothing."""
+
     async def evict_adapter(
         self, key: AdapterKey, *, drain_seconds: float = 0.0
     ) -> EvictionReceipt:

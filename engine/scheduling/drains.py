@@ -51,13 +51,16 @@ class Drains:
         kv: KvBlocks,
         clock: Callable[[], float],
         abort: Callable[[Request, AdapterDeleted], None],
+        forget_outputs: Callable[[AdapterKey], None],
     ) -> None:
-        """`abort` ends a request and announces its end, through `note_end` too."""
+        """`abort` ends a request and announces its end, through `note_end` too. `forget_outputs`
+        drops what later requests might be drafted from."""
         self._scheduler = scheduler
         self._manager = manager
         self._kv = kv
         self._clock = clock
         self._abort = abort
+        self._forget_outputs = forget_outputs
         self.open: dict[AdapterKey, _Drain] = {}
         """The deletions that are not complete."""
 
@@ -124,10 +127,11 @@ class Drains:
             self._drop(key, drain)
 
     def _drop(self, key: AdapterKey, drain: _Drain) -> None:
-        """Drop the prefixes of an adapter whose requests have ended."""
+        """Drop the prefixes and outputs of an adapter whose requests have ended."""
         self._kv.drop_adapter(key)
         if not drain.is_dropped:
             drain.is_dropped = True
+            self._forget_outputs(key)
             self._kv.erase_on_disk(key)
 
     def _is_complete(self, key: AdapterKey, drain: _Drain) -> bool:

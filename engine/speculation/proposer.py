@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ...adapters.identity import AdapterKey
 from ..draft import Draft
 from ..model.layer_features import LayerFeatures
 from ..request import Request
@@ -64,3 +65,22 @@ class FeatureProposer(Proposer, Protocol):
         `features [num_tokens, size]`: theirs, valid until the next step. The token after them is
         known. Called after each step, for every request of it.
         """
+
+
+@runtime_checkable
+class OutputProposer(Proposer, Protocol):
+    """A proposer that drafts from the finished outputs of other requests.
+
+    Only those of the same adapter version, which belongs to one tenant. `now` is the engine's
+    clock, as of `Request.arrival_time`.
+    """
+
+    def remember(self, request: Request, now: float) -> None:
+        """The output of this request of an adapter is complete, and may be drafted from."""
+
+    def forget_outputs(self, adapter: AdapterKey, now: float) -> None:
+        """Drop all that is remembered of an adapter version and its compositions, and remember
+        nothing of their requests that are open now."""
+
+    def drop_old_outputs(self, now: float) -> None:
+        """Drop what is too old. Called every few seconds."""

@@ -11,6 +11,7 @@ from ..model.base_model import BaseModel
 from .ngram import NgramProposer
 from .proposer import Proposer
 from .self_draft import open_early_exit, open_quantized
+from .suffix import SuffixProposer
 
 Opener = Callable[[str, EngineConfig, BaseModel, ModelRunner], Proposer]
 """Its first argument is the text after the colon of the configuration, empty if there is none."""
@@ -24,6 +25,14 @@ def _open_ngram(
     return NgramProposer()
 
 
+def _open_suffix(
+    argument: str, _config: EngineConfig, _base: BaseModel, _runner: ModelRunner
+) -> Proposer:
+    if argument:
+        raise InvalidParameter("speculation", "suffix takes no value after a colon")
+    return SuffixProposer()
+
+
 def _opened(proposer: Proposer) -> Opener:
     return lambda *_: proposer
 
@@ -32,6 +41,7 @@ OPENERS: dict[str, Opener] = {
     "early_exit": open_early_exit,
     "ngram": _open_ngram,
     "quantized": open_quantized,
+    "suffix": _open_suffix,
 }
 
 

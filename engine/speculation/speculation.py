@@ -22,7 +22,7 @@ from ..scheduling.batch import ScheduledSequence
 from ..scheduling.step_costs import StepCosts
 from .acceptors import Acceptor, make_acceptor
 from .control import Choice, Control
-from .proposer import DraftRequest, FeatureProposer, Proposer
+from .proposer import DraftRequest, FeatureProposer, OutputProposer, Proposer
 from .proposers import open_proposers
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,9 @@ class Speculation:
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._feature_proposers = [
             proposer for proposer in proposers if isinstance(proposer, FeatureProposer)
+        ]
+        self._output_proposers = [
+            proposer for proposer in proposers if isinstance(proposer, OutputProposer)
         ]
         self._control = control
         self._vocab_size = vocab_size
@@ -139,6 +142,23 @@ class Speculation:
         self._choices.pop(request_id, None)
         for proposer in self._proposers.values():
             _attempt(proposer, proposer.forget, request_id)
+
+    def remember(self, request: Request) -> None:
+        """The output of this request of an adapter is complete. Later requests of the same adapter
+        version may be drafted from it."""
+        for proposer in self._output_proposers:
+            _attempt(proposer, proposer.remember, request, self._clock())
+
+    def forget_outputs(self, adapter: AdapterKey) -> None:
+        """Draft nothing from outputs of an adapter version or its compositions any more, those of
+        open requests included."""
+        for proposer in self._output_proposers:
+            proposer.forget_outputs(adapter, self._clock())
+
+    def drop_old_outputs(self) -> None:
+        """Call it every few seconds."""
+        for proposer in self._output_proposers:
+            _attempt(proposer, proposer.drop_old_outputs, self._clock())
 
     def snapshot(self) -> list[SpeculationStats]:
         return self._control.snapshot()

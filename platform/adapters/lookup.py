@@ -6,6 +6,7 @@ which read their history.
 
 from __future__ import annotations
 
+from ...adapters.identity import AdapterKey
 from ..errors import AdapterNotFound, AdapterNotReady, TenantNotFound, VersionNotFound
 from ..sessions import TenantSession
 from . import repository
@@ -25,6 +26,12 @@ def get_adapter(session: TenantSession, name: str) -> Adapter:
     if adapter is None:
         raise no_adapter(name)
     return adapter
+
+
+def contents_of(session: TenantSession, name: str) -> list[AdapterKey]:
+    """The contents of the adapter's visible versions. Raises AdapterNotFound."""
+    adapter = get_adapter(session, name)
+    return [AdapterKey(version.tenant_id, version.digest) for version in adapter.versions]
 
 
 def get_bare_adapter(session: TenantSession, name: str) -> Adapter:

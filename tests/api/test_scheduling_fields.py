@@ -131,6 +131,12 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
     return engine.requests
 
 
+def test_the_engine_remembers_the_output_of_a_request_of_which_a_sample_is_kept() -> None:
+    sample = SimpleNamespace(complete=lambda *_: None)
+    assert submitted(sample=sample)[0].remembers_output
+    assert not submitted()[0].remembers_output
+
+
 def test_the_priority_reaches_the_engine() -> None:
     assert submitted(priority=-7)[0].priority == -7
     assert submitted()[0].priority == 0

@@ -148,12 +148,12 @@ def test_added_tokens_are_prompts_of_their_own_adapter_alone(
 def test_drafts_of_added_tokens_change_nothing(
     acceptance: Acceptance, model: Path, tuned: Path, tmp_path: Path
 ) -> None:
-    """Of the proposers, only the one that copies tokens drafts for such an adapter."""
+    """Of the proposers, only those that copy tokens draft for such an adapter."""
     plain = LocalEngine(model, tmp_path)
     drafting = LocalEngine(
         model,
         tmp_path,
-        speculation=("ngram", f"draft:{model}"),
+        speculation=("ngram", "suffix", f"draft:{model}"),
         acceptance=acceptance,
         kv_cache_bytes=8 * MIB,
     )

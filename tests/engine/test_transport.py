@@ -41,6 +41,7 @@ from loraplex.engine.messages import (
     EvictionReceipt,
     ExplainAdapter,
     FinishReason,
+    ForgetOutputs,
     FromEngine,
     GenerationRequest,
     KvUse,
@@ -142,6 +143,7 @@ TO_ENGINE: list[ToEngine] = [
     SetPinned([KEY]),
     Prefetch(KEY, 60.0),
     AdapterStored(KEY),
+    ForgetOutputs(KEY),
     ExplainAdapter(KEY),
 ]
 FROM_ENGINE: list[FromEngine] = [

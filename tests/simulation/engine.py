@@ -30,6 +30,7 @@ from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from loraplex.engine.scheduling.drains import Drains
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.step_costs import StepCosts
+from loraplex.engine.speculation.remembered_outputs import RememberedOutputs
 from support.manager import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
 from .border import open_border, open_host_border
@@ -143,12 +144,15 @@ class SimulatedEngine:
         self._announced: Counter[str] = Counter()
         """By request id, the tokens that the step's messages deliver."""
         self.counts: Counter[str] = Counter()
+        self.outputs = RememberedOutputs()
+        """Of all requests that were not broken off."""
         self.drains = Drains(
             scheduler=self.scheduler,
             manager=self.manager,
             kv=self.kv,
             clock=clock,
             abort=self.fail,
+            forget_outputs=lambda key: self.outputs.forget(key, clock()),
         )
         self.executed: ScheduledBatch | None = None
         """What of the last step really ran."""
@@ -310,6 +314,12 @@ class SimulatedEngine:
         self.contents.pop(request.request_id, None)
         self.readings.settle(request, reason)
         self.ended.append(request)
+        if request.adapter and reason in ("length", "stop"):
+            now, start = self._clock(), request.num_prompt_tokens
+            arrived_at = request.arrival_time
+            self.outputs.add(
+                request.adapter, request.token_ids, start, arrived_at=arrived_at, now=now
+            )
         self._on_end(request, reason)
         self.drains.note_end(request, is_deleted=reason == AdapterDeleted.code)
 

@@ -525,6 +525,7 @@ class Checks:
         require(not self._engine.host.holds(key), Invariant.QUIESCENT, f"{key} in host memory")
         left = [o for o in self._world.ledger.live.values() if o.submitted.adapter == key]
         require(not left, Invariant.DRAINS, f"{key} is gone and {len(left)} requests are not")
+        require(not self._engine.outputs.of(key), Invariant.QUIESCENT, f"outputs of {key} are left")
         self._check_uncached(key)
         for stored in self._world.disk.blocks.values() if self._world.disk else ():
             require(not is_of(stored.prefix, key), Invariant.QUIESCENT, f"{key} can be read")

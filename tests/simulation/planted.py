@@ -66,6 +66,7 @@ from loraplex.engine.scheduling.running import Running
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.step_costs import StepCosts
 from loraplex.engine.scheduling.waiting import WaitingQueue
+from loraplex.engine.speculation.remembered_outputs import RememberedOutputs
 
 from .device import FakeDevice
 from .runner import STEPS_PER_SEED, process_pool, run_seed
@@ -395,6 +396,13 @@ def keeps_prefixes_of_deleted_adapters_on_the_host(
 ) -> int:
     """Host memory is reused soon."""
     return sum(len(group.cached.drop_adapter(key)) for group in self.groups)
+
+
+@_plant(RememberedOutputs, "forget")
+def keeps_outputs_of_deleted_adapters(
+    forget: Any, self: RememberedOutputs, adapter: AdapterKey, now: float
+) -> None:
+    """An hour later they are dropped anyway."""
 
 
 @_plant(HostSlots, "_make_room")

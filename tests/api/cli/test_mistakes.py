@@ -78,7 +78,9 @@ SERVERS = [
     Mistake(
         SERVE + "--tool-call-parser pythonesque", _USAGE, "'pythonesque' is not one of 'deepseek"
     ),
-    Mistake(SERVE + "--speculation lookahead", _USAGE, "lookahead is not one of ngram, draft"),
+    Mistake(
+        SERVE + "--speculation lookahead", _USAGE, "lookahead is not one of ngram, suffix, draft"
+    ),
     Mistake(SERVE + "--port 99999", _USAGE, "less than or equal to 65535"),
     Mistake(SERVE + "--port http", _USAGE, "Invalid value for --port"),
     Mistake(SERVE + "--max-num-seqs 0", _USAGE, "greater than or equal to 1"),

@@ -36,8 +36,8 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
     [
         (
             ["hydra"],
-            "hydra is not one of ngram, draft, early_exit, medusa, medusa_tree, eagle, quantized, "
-            "mtp",
+            "hydra is not one of ngram, suffix, draft, early_exit, medusa, medusa_tree, eagle, "
+            "quantized, mtp",
         ),
         (["off,ngram"], "off cannot be combined with other proposers"),
         (["ngram", "ngram"], "is named twice"),
@@ -45,6 +45,7 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
         ([":x"], "is not one of"),
         (["ngram:4"], "ngram takes no argument"),
         (["mtp:head"], "mtp takes no argument"),
+        (["suffix:4"], "suffix takes no argument"),
         (["draft"], "draft:MODEL"),
         (["medusa:"], "medusa:CHECKPOINT"),
         (["eagle"], "eagle:CHECKPOINT"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -451,6 +452,23 @@ def test_a_pin_holds_on_one_replica_and_moves_when_that_is_lost(tmp_path: Path) 
                 await asyncio.sleep(0.01)
             assert len(now) == 1
             assert now != [first]
+
+    asyncio.run(scenario())
+
+
+def test_all_replicas_are_told_to_forget_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a", "b") as (small, fleet):
+            key, told = AdapterKey("acme", "x"), list[tuple[str, AdapterKey]]()
+            await until(lambda: all(link.member.is_live for link in fleet.links))
+            for name, agent in small.agents.items():
+                note = partial(lambda name, key: told.append((name, key)), name)
+                monkeypatch.setattr(agent.engine, "forget_outputs", note)
+            fleet.forget_outputs(key)
+            await until(lambda: len(told) == 2)
+            assert sorted(told) == [("a", key), ("b", key)]
 
     asyncio.run(scenario())
 

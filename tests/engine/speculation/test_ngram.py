@@ -17,9 +17,10 @@ from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.speculation import ngram
-from loraplex.engine.speculation.ngram import DRAFTS_PER_TOKEN, MAX_INDEXED_PER_CALL, NgramProposer
+from loraplex.engine.speculation import own_texts
+from loraplex.engine.speculation.ngram import DRAFTS_PER_TOKEN, NgramProposer
 from loraplex.engine.speculation.ngram_index import LONGEST, MAX_CANDIDATES, NgramIndex
+from loraplex.engine.speculation.own_texts import MAX_INDEXED_PER_CALL
 from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import LocalEngine
@@ -192,7 +193,7 @@ def test_a_further_token_costs_the_same_however_long_the_text_is() -> None:
 def test_a_text_beyond_the_window_keeps_its_end_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ngram, "WINDOW", 100)
+    monkeypatch.setattr(own_texts, "WINDOW", 100)
     proposer, rng = NgramProposer(), random.Random(2)
     request = make_request([rng.randrange(10**6) for _ in range(350)])
     for step in range(300):
