@@ -157,6 +157,7 @@ def measure(model: Path, plan: Plan, directory: Path) -> tuple[list[Row], Rates]
     engine = TimedEngine(
         model,
         directory,
+        dtype="bfloat16",  # adapters keep their type, as on a GPU
         max_num_seqs=1,
         kv_cache_bytes=256 << 20,
         arena_bytes=512 << 20,
