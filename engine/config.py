@@ -70,10 +70,21 @@ MAX_READ_ROWS = 256
 row of logits."""
 MAX_RANKS = 64
 """Of a tensor-parallel group."""
-PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree", "eagle", "quantized")
+PROPOSERS = (
+    "ngram",
+    "draft",
+    "early_exit",
+    "medusa",
+    "medusa_tree",
+    "eagle",
+    "eagle_tree",
+    "quantized",
+)
 """The allowed names in `EngineConfig.speculation`."""
 COPYING_PROPOSERS = ("ngram",)
 """Those whose draft tokens are copied from the request's own, whatever its vocabulary."""
+TREE_PROPOSERS = ("medusa_tree", "eagle_tree")
+"""Those whose drafts may have branches."""
 
 
 class GenerationConfig(StrEnum):
@@ -239,8 +250,8 @@ class EngineConfig:
     that waits too long lets the later ones of its queue pass for 30 s."""
     speculation: Annotated[tuple[str, ...], Option(metavar="PROPOSER[:WHAT],...")] = ()
     """Speculative decoding: ngram, draft:MODEL, early_exit:LAYERS (a number), quantized:FORMAT
-    (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT or eagle:CHECKPOINT (a
-    folder); or off. Of several, the fastest is used."""
+    (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT, eagle:CHECKPOINT or
+    eagle_tree:CHECKPOINT (a folder); or off. Of several, the fastest is used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
     generation_config: Annotated[GenerationConfig, Option()] = GenerationConfig.AUTO
@@ -331,10 +342,11 @@ class EngineConfig:
         if not self.kv_block_size:
             size = QUANTIZED_BLOCK_SIZE if quantizes_blocks else BLOCK_SIZE
             object.__setattr__(self, "kv_block_size", size)
-        if quantizes_blocks and "medusa_tree" in self.proposers:
-            raise InvalidParameter(
-                "speculation", f"medusa_tree is not supported with --kv-dtype {self.kv_dtype}"
-            )
+        for name in self.proposers:
+            if quantizes_blocks and name in TREE_PROPOSERS:
+                raise InvalidParameter(
+                    "speculation", f"{name} is not supported with --kv-dtype {self.kv_dtype}"
+                )
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise InvalidParameter(
                 "max_num_batched_tokens", "must exceed max_num_seqs, or prompts would never advance"
@@ -415,6 +427,7 @@ class EngineConfig:
         is_refused_proposer = {
             "early_exit": self.pipeline_parallel_size > 1,
             "eagle": True,
+            "eagle_tree": True,
             "quantized": True,
         }
         for name in self.proposers:

@@ -17,6 +17,7 @@ ARGUMENTS: dict[str, str | None] = {
     "medusa": "CHECKPOINT",
     "medusa_tree": "CHECKPOINT",
     "eagle": "CHECKPOINT",
+    "eagle_tree": "CHECKPOINT",
     "quantized": "FORMAT",
 }
 """The argument of each proposer; None: no argument is allowed."""

@@ -83,8 +83,10 @@ def attend_group(
 
 def task_of(group: SequenceGroup) -> ctypes.Structure:
     """What the library gets of a group, whose tensors must outlive it."""
-    parts = (group.rows, group.positions, group.block_tables, group.block_positions)
-    parts = (*parts, group.ancestors)
+    parts = (
+        *(group.rows, group.positions, group.block_tables),
+        *(group.block_positions, group.ancestors),
+    )
     given = [part for part in parts if part is not None]
     assert all(part.is_contiguous() for part in given), "the library reads them row by row"
     return _Group(

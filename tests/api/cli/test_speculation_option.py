@@ -36,7 +36,8 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
     [
         (
             ["hydra"],
-            "hydra is not one of ngram, draft, early_exit, medusa, medusa_tree, eagle, quantized",
+            "hydra is not one of ngram, draft, early_exit, medusa, medusa_tree, eagle, eagle_tree, "
+            "quantized",
         ),
         (["off,ngram"], "off cannot be combined with other proposers"),
         (["ngram", "ngram"], "is named twice"),
