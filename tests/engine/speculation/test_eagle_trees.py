@@ -167,12 +167,12 @@ def test_trees_of_different_sizes_are_those_of_requests_alone(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:
     def drafts(sizes: Sequence[int]) -> dict[str, list[Draft]]:
-        engine = drafting(tiny_base, tmp_path, checkpoint)
+        engine = drafting(tiny_base, tmp_path, checkpoint, max_draft_tokens=40)
         with spied() as made:
             for size in sizes:
                 engine.submit(
                     [5, 80, 33, size],
-                    max_tokens=12,
+                    max_tokens=size + 4,
                     temperature=0.0 if size < 5 else 0.7,
                     seed=1,
                     ignore_eos=True,
@@ -186,7 +186,7 @@ def test_trees_of_different_sizes_are_those_of_requests_alone(
             for size in sizes
         }
 
-    together = drafts([1, 2, 5, 8])
+    together = drafts([1, 2, 5, 40])
     for size, own in together.items():
         alone = drafts([int(size)])[size]
         assert list(map(paths_of, own)) == list(map(paths_of, alone))
