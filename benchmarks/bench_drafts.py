@@ -3,12 +3,12 @@
     make bench-drafts
 
 `loraplex drafts train` trains the head on the base's own text: continuations of bare text, which
-repeat nothing (`bare_text`), and answers to the demo's task, which repeat the question. Its drafts
-of a fixed length, and prompt lookup's beside them, race against plain decoding on held-out
-prompts: both alternate step by step, and their answers are compared. The table shows the acceptance
-of each draft token of those that were reached, and the time per draft token relative to a plain
-step. With 0 draft tokens the head is served and does not draft; with `auto` the engine chooses the
-length. Figures are medians of the rounds of one run.
+repeat nothing (`bare_text`), and answers to the demo's task, which repeat the question. Its chains
+and trees of a fixed size, and prompt lookup's drafts beside them, race against plain decoding on
+held-out prompts: both alternate step by step, and their answers are compared. The table shows the
+acceptance of each draft token of those that were reached, for chains, and the time per draft token
+relative to a plain step. With 0 draft tokens the head is served and does not draft; with `auto` the
+engine chooses the number. Figures are medians of the rounds of one run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks.bare_text import (
 )
 from benchmarks.report import MODELS, Row, print_report
 from benchmarks.speculation_arms import Arm, Job, race, tokens_per_second
-from benchmarks.speculation_work import BASE, demo_work
+from benchmarks.speculation_work import ADAPTERS, BASE, demo_work
 
 from loraplex.api.demo.task import held_out_requests, training_requests
 from loraplex.engine.checkpoint.base_identity import compute_base_id
@@ -56,9 +56,10 @@ from support.medusa import write_demo_texts
 NUM_HELD_OUT = 64
 DRAFT_VOCAB_SIZE = 384
 """Tokens that the head drafts: 99.8 % of those in the texts."""
-BARE, SAMPLED, ECHO = "bare", "bare, temperature 1", "echo"
-"""The texts: greedy and sampled continuations of bare text, and greedy answers to the task."""
-NGRAM = "ngram"
+BARE, SAMPLED, ECHO, PIRATE = "bare", "bare, temperature 1", "echo", "pirate"
+"""The texts: greedy and sampled continuations of bare text, and greedy answers to the task: those
+of the base, and those of an adapter, on whose text the head was not trained."""
+CHAINS, TREES, NGRAM = "eagle", "eagle_tree", "ngram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,29 @@ class Plan:
     num_echo_texts: int = 2_000
     formats: Sequence[str] = ("none", "int8")
     lengths: Mapping[str, Sequence[int | None]] = field(
-        default_factory=lambda: {BARE: (0, 2, 3, 4, None), SAMPLED: (3,), ECHO: (3,)}
+        default_factory=lambda: {
+            BARE: (0, 2, 3, 4, None),
+            SAMPLED: (3,),
+            ECHO: (3,),
+            PIRATE: (3, 6, None),
+        }
     )
     """By text the draft tokens per step; None: the engine chooses."""
+    tree_sizes: Mapping[str, Sequence[int | None]] = field(
+        default_factory=lambda: {
+            BARE: (3, 4, None),
+            SAMPLED: (3,),
+            ECHO: (3,),
+            PIRATE: (3, 6, None),
+        }
+    )
+    """The same for trees."""
     num_jobs: int = 3
     """Of a round."""
     rounds: int = 5
 
 
-SMOKE = Plan(2, 70, 10, ("none",), {SAMPLED: (2,)}, num_jobs=1, rounds=1)
+SMOKE = Plan(2, 70, 10, ("none",), {SAMPLED: (2,)}, {SAMPLED: (2,)}, num_jobs=1, rounds=1)
 NGRAM_LENGTH = 4
 
 
@@ -118,13 +133,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     num_different = 0
     for weights in plan.formats:
         for text, lengths in plan.lengths.items():
-            entries = [(f"eagle:{head}", length) for length in lengths]
-            for entry, length in [*entries, (NGRAM, NGRAM_LENGTH)]:
+            chains = [(f"{CHAINS}:{head}", length) for length in lengths]
+            trees = [(f"{TREES}:{head}", size) for size in plan.tree_sizes[text]]
+            for entry, length in [*chains, *trees, (NGRAM, NGRAM_LENGTH)]:
                 row, different = measured(plan, text, work[text], weights, entry, length)
                 rows.append(row)
                 sys.stderr.write(f"{row}\n")
                 num_different += different
-    unrepeated = [row for row in rows if row["proposer"] == "eagle" and row["text"] != ECHO]
+    unrepeated = [
+        row for row in rows if row["proposer"] == CHAINS and row["text"] in (BARE, SAMPLED)
+    ]
     print_report(
         "drafts",
         rows,
@@ -193,8 +211,8 @@ def held_out_acceptance(head: Path) -> list[float]:
 def chosen_jobs(text: str, plan: Plan) -> list[Job]:
     """As many as the rounds need, and those of one more round to learn from."""
     num_jobs = plan.num_jobs * (plan.rounds + 1)
-    if text == ECHO:
-        return demo_work()["echo"][:num_jobs]
+    if text in (ECHO, PIRATE):
+        return demo_work()[text][:num_jobs]
     tokenizer = Tokenizer(BASE)
     # Each request several times, in other styles and cut elsewhere: greedy answers are few.
     prompts = chain.from_iterable(
@@ -235,16 +253,18 @@ def measured(
         for job, each in zip(jobs[plan.num_jobs :], races, strict=True)
         for answer in each.plain.answers
     ]
+    name, _, _ = entry.partition(":")
+    acceptance = [] if name == TREES else drafts.acceptance  # a tree's tokens have no such order
     row: Row = {
         "text": text,
-        "proposer": entry.partition(":")[0],
+        "proposer": name,
         "weights": "fp32" if weights == "none" else weights,
         "draft tokens": "auto" if length is None else str(length),
         "faster by": median(ratios),
         "slowest round": min(ratios),
         "fastest round": max(ratios),
         "tokens per step": num_tokens / max(num_draws, 1),
-        "acceptance by position": " ".join(f"{value:.2f}" for value in drafts.acceptance) or "-",
+        "acceptance by position": " ".join(f"{value:.2f}" for value in acceptance) or "-",
         "draft token / plain step": drafts.token_seconds / plain_seconds,
         "step / plain step": step_seconds / plain_seconds,
         "ms per plain step": plain_seconds * 1e3,
@@ -258,7 +278,13 @@ def arms(weights: str, entry: str) -> Iterator[tuple[Arm, Arm]]:
     """Plain decoding, and drafting with this proposer."""
     with tempfile.TemporaryDirectory() as folder:
         opened = [
-            Arm(BASE, Path(folder), speculation=speculation, quantization=Quantization(weights))
+            Arm(
+                BASE,
+                Path(folder),
+                speculation=speculation,
+                adapters={PIRATE: ADAPTERS[PIRATE]},
+                quantization=Quantization(weights),
+            )
             for speculation in ((), (entry,))
         ]
         try:

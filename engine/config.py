@@ -72,11 +72,13 @@ MAX_RANKS = 64
 """Of a tensor-parallel group."""
 PROPOSERS = (
     *("ngram", "suffix", "draft", "early_exit"),
-    *("medusa", "medusa_tree", "eagle", "quantized", "mtp"),
+    *("medusa", "medusa_tree", "eagle", "eagle_tree", "quantized", "mtp"),
 )
 """The allowed names in `EngineConfig.speculation`."""
 COPYING_PROPOSERS = ("ngram", "suffix")
 """Those whose draft tokens are copied from texts of the adapter, whatever its vocabulary."""
+TREE_PROPOSERS = ("medusa_tree", "eagle_tree")
+"""Those whose drafts may have branches."""
 
 
 class GenerationConfig(StrEnum):
@@ -243,8 +245,8 @@ class EngineConfig:
     speculation: Annotated[tuple[str, ...], Option(metavar="PROPOSER[:WHAT],...")] = ()
     """Speculative decoding: ngram, suffix, draft:MODEL, early_exit:LAYERS (a number),
     quantized:FORMAT (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT,
-    eagle:CHECKPOINT (a folder) or mtp (the base's own head); or off. Of several, the fastest is
-    used."""
+    eagle:CHECKPOINT, eagle_tree:CHECKPOINT (a folder) or mtp (the base's own head); or off. Of
+    several, the fastest is used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
     generation_config: Annotated[GenerationConfig, Option()] = GenerationConfig.AUTO
@@ -335,11 +337,12 @@ class EngineConfig:
         if not self.kv_block_size:
             size = QUANTIZED_BLOCK_SIZE if quantizes_blocks else BLOCK_SIZE
             object.__setattr__(self, "kv_block_size", size)
-        if quantizes_blocks and "medusa_tree" in self.proposers:
-            raise InvalidParameter(
-                "speculation", f"medusa_tree is not supported with --kv-dtype {self.kv_dtype}"
-            )
-        if {"eagle", "mtp"} <= set(self.proposers):
+        for name in self.proposers:
+            if quantizes_blocks and name in TREE_PROPOSERS:
+                raise InvalidParameter(
+                    "speculation", f"{name} is not supported with --kv-dtype {self.kv_dtype}"
+                )
+        if "mtp" in self.proposers and {"eagle", "eagle_tree"} & set(self.proposers):
             raise InvalidParameter(
                 "speculation", "eagle and mtp cannot be combined: a step collects features for one"
             )
@@ -424,6 +427,7 @@ class EngineConfig:
         is_refused_proposer = {
             "early_exit": has_stages,
             "eagle": True,
+            "eagle_tree": True,
             "mtp": True,
             "quantized": has_stages,
         }

@@ -18,6 +18,7 @@ ARGUMENTS: dict[str, str | None] = {
     "medusa": "CHECKPOINT",
     "medusa_tree": "CHECKPOINT",
     "eagle": "CHECKPOINT",
+    "eagle_tree": "CHECKPOINT",
     "quantized": "FORMAT",
     "mtp": None,
 }

@@ -24,7 +24,8 @@ class _Group(ctypes.Structure):
     """AttentionGroup of `cpu/attention.h`."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("rows", "positions", "tables", "block_positions")),
+        *((name, ctypes.c_void_p) for name in ("rows", "positions", "tables")),
+        *((name, ctypes.c_void_p) for name in ("block_positions", "ancestors")),
         *((name, ctypes.c_int64) for name in ("num_sequences", "max_rows", "max_blocks")),
         ("num_threads", ctypes.c_int64),
     )
@@ -66,9 +67,9 @@ def attend_group(
     `attention_groups.by_block`.
 
     Returns False, without effect, for what the library does not serve: pages with a scale per
-    token, trees and other sizes.
+    token, and other sizes.
     """
-    if group.ancestors is not None or not are_served(q, keys, values):
+    if not are_served(q, keys, values):
         return False
     sinks = None if options.sinks is None else options.sinks.float().contiguous()
     layer = layer_of(q, keys, values, options, sinks)
@@ -82,12 +83,14 @@ def attend_group(
 
 def task_of(group: SequenceGroup) -> ctypes.Structure:
     """What the library gets of a group, whose tensors must outlive it."""
-    begins = group.block_positions
-    parts = (group.rows, group.positions, group.block_tables)
-    assert all(part.is_contiguous() for part in parts), "the library reads them row by row"
+    parts = (
+        *(group.rows, group.positions, group.block_tables),
+        *(group.block_positions, group.ancestors),
+    )
+    given = [part for part in parts if part is not None]
+    assert all(part.is_contiguous() for part in given), "the library reads them row by row"
     return _Group(
-        *(group.rows.data_ptr(), group.positions.data_ptr(), group.block_tables.data_ptr()),
-        None if begins is None else begins.data_ptr(),
+        *(None if part is None else part.data_ptr() for part in parts),
         *(*group.rows.shape, group.block_tables.shape[1], torch.get_num_threads()),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -44,5 +44,10 @@ def best_first_tree(levels: Sequence[Candidates], num_tokens: int) -> Draft:
         token_ids.append(level.token_ids[rank])
         offer(cost + level.log_probabilities[rank], parent, depth, rank + 1)
         offer(cost, len(token_ids) - 1, depth + 1, 0)
-    is_chain = parents == list(range(ROOT, len(parents) - 1))
-    return Draft(tuple(token_ids), None if is_chain else tuple(parents))
+    return Draft(tuple(token_ids), branches(parents))
+
+
+def branches(parents: Iterable[int]) -> tuple[int, ...] | None:
+    """The parents of a draft's tokens, as `Draft.parents` has them: None for a chain."""
+    given = tuple(parents)
+    return None if given == tuple(range(ROOT, len(given) - 1)) else given

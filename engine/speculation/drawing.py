@@ -16,6 +16,7 @@ from ..execution.sampler import (
     SamplingRow,
     Stream,
     draw_from,
+    perturbed,
     probabilities_of,
     row_after,
     sample,
@@ -112,3 +113,14 @@ def draw_next(chains: Sequence[GrowingChain], logits: Tensor, drawing: DraftDraw
         chain.token_ids.append(token)
         if probabilities is not None:
             chain.probabilities.append(probabilities[index])
+
+
+def log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Log-probabilities of each token being the target's sample, whose noise is known.
+
+    A proposer's error is an error in logits, so gaps are measured in logits: at a low temperature
+    the sample is not more certain because its perturbed log-weights are further apart.
+    """
+    scales = [row.params.temperature or 1.0 for row in rows]
+    scale = torch.tensor(scales, device=logits.device)[:, None]
+    return (perturbed(logits, rows) * scale).log_softmax(-1)

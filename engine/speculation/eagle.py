@@ -17,14 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint.files import locate_heads
-from ..config import EngineConfig
+from ..config import Acceptance, EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
+from ..execution.grammar_masks import restrict_drafts
+from ..execution.sampler import row_after
 from ..kv.cache import KvCache, KvFormat
 from ..kv.groups import one_group
 from ..memory.demands import EagleDemand
 from ..memory.kv_demands import block_bytes
 from ..model.base_model import BaseModel, weight_format
+from ..model.inputs import SequenceChunk, make_inputs
 from ..model.layer_features import LayerFeatures
 from ..model.load_quantization import LoadQuantization
 from ..model.rope import RotaryContexts
@@ -32,13 +35,22 @@ from ..request import Request
 from ..transfers import to_device
 from .chain_inputs import ChainInputs
 from .draft_cache import CachedSequence, DraftCache
-from .draft_head import DraftHead, Rotation
-from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, takes_largest
+from .draft_head import DraftHead, Pages, Rotation
+from .draft_tree import Candidates
+from .drawing import (
+    DraftDrawing,
+    GrowingChain,
+    draw_next,
+    log_beliefs,
+    make_drawing,
+    takes_largest,
+)
 from .eagle_checkpoint import load_head
+from .growing_tree import GrowingTree
 from .packed_head import PackedHead
 from .proposer import DraftRequest
 
-NAME = "eagle"
+NAME, TREES = "eagle", "eagle_tree"
 MAX_PENDING = 64
 """The features of a request that are kept: then their keys and values are computed."""
 
@@ -121,9 +133,30 @@ class EagleHeadSteps:
         inputs, own = passes.inputs, passes.inputs.rows(index)
         rotation = Rotation(*(part[own] for part in passes.rotation))
         embedded = self._embed(to_device(token_ids, self._device)[None])[0]
-        pages = self.pages.keys[0], self.pages.values[0]
         last_rows, batch = inputs.last_rows(index), inputs.attention(index)
-        return self.head.run(embedded, features, rotation, last_rows, pages, batch)
+        return self.head.run(embedded, features, rotation, last_rows, self._own_pages, batch)
+
+    def run_levels(
+        self, levels: Sequence[SequenceChunk], features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the pairs of these levels of trees, of `features [num_pairs, hidden_size]`.
+
+        Returns the same of the rows whose logits are kept.
+        """
+        inputs = make_inputs(
+            levels,
+            groups=self.pages.groups,
+            block_size=self.pages.block_size,
+            device=self._device,
+        )
+        embedded = self._embed(inputs.input_ids[None])[0]
+        rotation = self.head.rotation(inputs.positions)
+        kept, (batch,) = inputs.logits_rows, inputs.attention
+        return self.head.run(embedded, features, rotation, kept, self._own_pages, batch)
+
+    @property
+    def _own_pages(self) -> Pages:
+        return self.pages.keys[0], self.pages.values[0]
 
 
 class EaglePasses(NamedTuple):
@@ -172,16 +205,14 @@ class EagleProposer:
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         try:
             drafting = self._begin(wanted)
-            self._propose(list(drafting.values()))
+            made = self._draft(list(drafting.values()))
         except BaseException:
             # The state of an interrupted call is unknown.
             for request, _ in wanted:
                 self.forget(request.request_id)
             raise
-        return [
-            drafting[request].chain.draft() if request in drafting else NO_DRAFT
-            for request, _ in wanted
-        ]
+        drafts = dict(zip(drafting, made, strict=True))
+        return [drafts.get(request, NO_DRAFT) for request, _ in wanted]
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:
         """It learns from features alone."""
@@ -251,12 +282,13 @@ class EagleProposer:
             pending.take(num_tokens),
         )
 
-    def _propose(self, drafting: list[_Drafting]) -> None:
+    def _draft(self, drafting: list[_Drafting]) -> list[Draft]:
         """Compute the known pairs, draft after them, compute the draft tokens' pairs, and so
         on."""
         growing = drafting
         while growing:
             growing = self._grow(growing)
+        return [entry.chain.draft() for entry in drafting]
 
     def _grow(self, drafting: list[_Drafting]) -> list[_Drafting]:
         """Draft for all until one of them has its tokens. Returns those that want more."""
@@ -321,6 +353,62 @@ class EagleProposer:
         return chain.wants_more and not self._ends(chain.request, chain.token_ids[-1])
 
 
+class EagleTreeProposer(EagleProposer):
+    """Proposes trees for all requests at once: one pass of the head per level."""
+
+    def _draft(self, drafting: list[_Drafting]) -> list[Draft]:
+        """Compute the known pairs, then level after level while a tree may get likelier nodes."""
+        if not drafting:
+            return []
+        trees = [
+            GrowingTree(
+                entry.chain.request, entry.chain.num_tokens, entry.sequence, entry.features[-1]
+            )
+            for entry in drafting
+        ]
+        states, logits = self._compute(drafting, self._lay_out(drafting, num_passes=1), 0)
+        for entry in drafting:
+            self.cache.advance(entry.chain.request, len(entry.token_ids))
+        self._grow_trees(trees, states, logits)
+        while growing := [tree for tree in trees if tree.frontier]:
+            levels, nodes = zip(*(tree.next_level() for tree in growing), strict=True)
+            features = torch.stack([node.features for own in nodes for node in own])
+            self._grow_trees(growing, *self._steps.run_levels(levels, features))
+        return [tree.draft() for tree in trees]
+
+    def _grow_trees(self, trees: Sequence[GrowingTree], states: Tensor, logits: Tensor) -> None:
+        """Add a level to each, from the hidden states and logits of their frontiers.
+
+        One with logits that are not finite ends there: its cache holds what must not be used.
+        """
+        finite = logits.max(-1).values.isfinite().tolist()  # of a row with NaN it is NaN
+        candidates, rows = self._candidates(trees, logits), list(states)
+        start = 0
+        for tree in trees:
+            own = slice(start, start := start + len(tree.frontier))
+            if all(finite[own]):
+                tree.grow(candidates[own], rows[own])
+            else:
+                tree.frontier = []
+                self.forget(tree.request.request_id)
+
+    def _candidates(self, trees: Sequence[GrowingTree], logits: Tensor) -> list[Candidates]:
+        """After each node of the frontiers the tokens most likely to be the target's own sample."""
+        head, width = self._steps.head, max(tree.num_tokens for tree in trees)
+        if all(takes_largest(tree.request) for tree in trees):
+            found = logits.log_softmax(-1).topk(min(width, logits.shape[-1]))
+            token_ids = head.token_ids[found.indices]
+        else:
+            requests = [tree.request for tree in trees for _ in tree.frontier]
+            paths = [node.token_ids for tree in trees for node in tree.frontier]
+            allowed = restrict_drafts(requests, paths, head.whole_logits(logits))
+            beliefs = log_beliefs(allowed, list(map(row_after, requests, paths)))
+            found = beliefs.topk(min(width, beliefs.shape[-1]))
+            token_ids = found.indices
+        pairs = zip(token_ids.tolist(), found.values.tolist(), strict=True)
+        return [Candidates(*pair) for pair in pairs]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedEagle:
     """A head on the device, before its cache exists."""
@@ -362,7 +450,8 @@ class LoadedEagle:
             kv_format=self.kv_format,
             device=self.base.device,
         )
-        return EagleProposer(
+        kind = EagleTreeProposer if self.name == TREES else EagleProposer
+        return kind(
             EagleHeadSteps(self, pages),
             self.features,
             max_model_len=max_model_len,
@@ -373,16 +462,22 @@ class LoadedEagle:
 
 
 def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
-    """The head of `eagle:CHECKPOINT`, loaded before the memory plan, which includes it; None if
-    the configuration has none. Raises InvalidParameter if it cannot be used."""
+    """The head of `eagle:CHECKPOINT` or `eagle_tree:CHECKPOINT`, loaded before the memory plan,
+    which includes it; None if the configuration has none. Raises InvalidParameter if it cannot be
+    used."""
     entries = [entry.partition(":") for entry in config.speculation]
-    checkpoints = [checkpoint for name, _, checkpoint in entries if name == NAME]
+    checkpoints = {name: checkpoint for name, _, checkpoint in entries if name in (NAME, TREES)}
     if not checkpoints:
         return None
-    if not checkpoints[0]:
-        raise InvalidParameter("speculation", f"{NAME} requires a checkpoint: {NAME}:CHECKPOINT")
+    if len(checkpoints) > 1:
+        raise InvalidParameter("speculation", f"{NAME} and {TREES} cannot be combined")
+    ((name, checkpoint),) = checkpoints.items()
+    if not checkpoint:
+        raise InvalidParameter("speculation", f"{name} requires a checkpoint: {name}:CHECKPOINT")
+    if name == TREES and config.acceptance is not Acceptance.COUPLED:
+        raise InvalidParameter("speculation", f"{name} requires coupled acceptance")
     try:
-        folder = locate_heads(checkpoints[0])
+        folder = locate_heads(checkpoint)
         loaded = load_head(
             folder,
             hidden_size=base.embedding_size,
@@ -395,10 +490,10 @@ def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
         features = LayerFeatures(base.model, base.config, loaded.layers, head.fc)
         features.check(base.model, base.config)
     except UnsupportedModel as exc:
-        raise InvalidParameter("speculation", f"{NAME}: {exc}") from exc
+        raise InvalidParameter("speculation", f"{name}: {exc}") from exc
     embedding = loaded.embedding
     return LoadedEagle(
-        head, None if embedding is None else embedding.to(base.device), features, base
+        head, None if embedding is None else embedding.to(base.device), features, base, name
     )
 
 

@@ -17,11 +17,11 @@ from ..config import Acceptance, EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
 from ..execution.grammar_masks import restrict_drafts
-from ..execution.sampler import SamplingRow, perturbed, row_after
+from ..execution.sampler import row_after
 from ..model.base_model import BaseModel
 from ..request import Request
 from .draft_tree import Candidates, best_first_tree
-from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
+from .drawing import DraftDrawing, GrowingChain, draw_next, log_beliefs, make_drawing
 from .medusa_checkpoint import load_heads
 from .medusa_heads import MedusaHeads
 from .proposer import DraftRequest
@@ -91,7 +91,7 @@ def coupled_trees(wanted: Sequence[DraftRequest], logits: Tensor) -> list[Draft]
     for head in logits:
         rows = list(map(row_after, requests, likeliest))
         allowed = restrict_drafts(requests, likeliest, head)
-        values, token_ids = _log_beliefs(allowed, rows).topk(width)
+        values, token_ids = log_beliefs(allowed, rows).topk(width)
         found = zip(token_ids.tolist(), values.tolist(), strict=True)
         for index, candidates in enumerate(found):
             levels[index].append(Candidates(*candidates))
@@ -100,17 +100,6 @@ def coupled_trees(wanted: Sequence[DraftRequest], logits: Tensor) -> list[Draft]
         best_first_tree(own_levels, num_tokens)
         for own_levels, (_, num_tokens) in zip(levels, wanted, strict=True)
     ]
-
-
-def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Log-probabilities of each token being the target's sample, whose noise is known.
-
-    A head's error is an error in logits, so gaps are measured in logits: at a low temperature the
-    sample is not more certain because its perturbed log-weights are further apart.
-    """
-    scales = [row.params.temperature or 1.0 for row in rows]
-    scale = torch.tensor(scales, device=logits.device)[:, None]
-    return (perturbed(logits, rows) * scale).log_softmax(-1)
 
 
 def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:

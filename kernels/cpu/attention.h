@@ -13,12 +13,15 @@ constexpr long MAX_QUERIES = 128;
 // The fewest query heads of a key/value head that a thread of its own is worth.
 constexpr long MIN_SHARED = 8;
 constexpr float INFINITE = __builtin_inff();
+// After every query: the position of a key that is on another branch.
+constexpr long NEVER = __LONG_MAX__;
 
 struct AttentionGroup {
     const long *rows;             // [num_sequences, max_rows]: of the flat batch
     const long *positions;        // [num_sequences, max_rows]
     const long *block_tables;     // [num_sequences, max_blocks]
     const long *block_positions;  // [num_sequences, max_blocks], or null: nothing is skipped
+    const bool *ancestors;        // [num_sequences, max_rows, max_rows], or null: no trees
     long num_sequences, max_rows, max_blocks, num_threads;
 };
 
@@ -44,17 +47,18 @@ inline long first_visible(const AttentionLayer &layer, long position) {
     return layer.is_chunked ? position / layer.window * layer.window : position - layer.window + 1;
 }
 
-// Turns the scores of a block, which begins at this position, into weights. Returns the factor of
-// what was summed before. `slope`: of ALiBi, or 0.
-inline float weigh(const AttentionLayer &layer, float *scores, Softmax &softmax, long begin, long position, float slope) {
+// Turns the scores of a block, whose keys have the positions `key_at(j)`, into weights. Returns the factor
+// of what was summed before. `slope`: of ALiBi, or 0.
+template <typename Keys>
+inline float weigh(const AttentionLayer &layer, float *scores, Softmax &softmax, Keys key_at, long position, float slope) {
     const long size = layer.block_size, first = first_visible(layer, position);
     if (layer.softcap)
         for (long j = 0; j < size; j++) scores[j] = layer.softcap * __builtin_tanhf(scores[j] / layer.softcap);
     if (layer.slopes)
-        for (long j = 0; j < size; j++) scores[j] += slope * (float)(begin + j - position);
+        for (long j = 0; j < size; j++) scores[j] += slope * (float)(key_at(j) - position);
     float largest = softmax.largest;
     for (long j = 0; j < size; j++) {
-        const long key = begin + j;
+        const long key = key_at(j);
         const bool is_near = key >= first || key < layer.num_sink_positions;
         scores[j] = key <= position && is_near ? scores[j] : -INFINITE;
         largest = scores[j] <= largest ? largest : scores[j];  // NaN becomes the largest
@@ -90,6 +94,7 @@ template <typename T> struct PlainPages {
 // Some rows of one sequence, some of its key/value heads, and some of the query heads that share each.
 struct Part {
     long sequence, first_row, num_rows, first_kv_head, num_kv_heads, first_shared, num_shared;
+    long num_new;  // all rows of the sequence
 };
 
 // `keys` and `values` are pages: `block(id, head, numbers)` is a block's first vector of one head, and `stride` the way to the next.
@@ -113,8 +118,17 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
         for (long d = 0; d < dim; d += WIDTH) store(queries + i * dim + d, load(query + d) * layer.scale);
         softmaxes[i] = layer.sinks ? Softmax{layer.sinks[head_of(i)], 1.0f} : Softmax{-INFINITE, 0.0f};
     }
-    long last = positions[0];
+    // A tree's rows lie behind the first one in their order, whatever their positions.
+    const long *tree_positions = group.positions + part.sequence * group.max_rows, tree = tree_positions[0];
+    long last = group.ancestors ? tree + part.num_new - 1 : positions[0];
     for (long row = 1; row < part.num_rows; row++) last = positions[row] > last ? positions[row] : last;
+    auto position_in_tree = [&](long row, long place) {
+        const long index = place - tree;
+        if (index < 0) return place;
+        if (index >= part.num_new) return NEVER;
+        const bool *seen = group.ancestors + (part.sequence * group.max_rows + part.first_row + row) * group.max_rows;
+        return seen[index] ? tree_positions[index] : NEVER;
+    };
 
     for (long index = 0; index < group.max_blocks; index++) {
         const long at = part.sequence * group.max_blocks + index;
@@ -128,9 +142,15 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
                 dot_products<num_rows.value>(queries + (first + i) * dim, dim, k, keys.stride, dim, scores + i * size,
                                              size, size);
             });
-            for (long i = 0; i < per_head; i++)
-                kept[i] = weigh(layer, scores + i * size, softmaxes[first + i], begin, positions[row_of(i)],
-                                layer.slopes ? layer.slopes[head_of(first + i)] : 0.0f);
+            for (long i = 0; i < per_head; i++) {
+                const long row = row_of(i);
+                auto weigh_by = [&](auto key_at) {
+                    return weigh(layer, scores + i * size, softmaxes[first + i], key_at, positions[row],
+                                 layer.slopes ? layer.slopes[head_of(first + i)] : 0.0f);
+                };
+                kept[i] = group.ancestors ? weigh_by([&](long j) { return position_in_tree(row, begin + j); })
+                                          : weigh_by([&](long j) { return begin + j; });
+            }
             const auto *v = values.block(id, part.first_kv_head + head, numbers);
             each_pair(per_head, [&](long i, auto num_rows) {
                 add_products<num_rows.value>(sums + (first + i) * value_dim, value_dim, kept + i, scores + i * size,
@@ -181,7 +201,7 @@ void attend(const AttentionGroup &group, const AttentionLayer &layer, const T *q
         for (long row = 0; row < num_rows; row += at_a_time) {
             const long count = num_rows - row < at_a_time ? num_rows - row : at_a_time;
             attend_part(group, layer, q, keys, values, out,
-                        Part{sequence, row, count, head, heads < left ? heads : left, shared, some < left_shared ? some : left_shared});
+                        Part{sequence, row, count, head, heads < left ? heads : left, shared, some < left_shared ? some : left_shared, num_rows});
         }
     });
 }

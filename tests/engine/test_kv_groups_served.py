@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from loraplex.engine.config import EngineConfig, KvDtype
+from loraplex.engine.config import TREE_PROPOSERS, EngineConfig, KvDtype
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.kv.cache import choose_kv_format
 from loraplex.engine.messages import SpeculationParams
@@ -341,8 +341,9 @@ def test_draft_trees_are_refused_and_every_device_computes_the_formats() -> None
         for device in ("cpu", "cuda"):
             found = choose_kv_format(kv_dtype, dtype=torch.bfloat16, device=torch.device(device))
             assert found == (torch.bfloat16, torch.uint8, int(kv_dtype.removeprefix("int")))
-        with pytest.raises(InvalidParameter, match="medusa_tree"):
-            EngineConfig("m", kv_dtype=kv_dtype, speculation=("medusa_tree:heads",))
+        for name in TREE_PROPOSERS:
+            with pytest.raises(InvalidParameter, match=name):
+                EngineConfig("m", kv_dtype=kv_dtype, speculation=(f"{name}:heads",))
     assert EngineConfig("m").kv_block_size == 16
     assert EngineConfig("m", kv_dtype=KvDtype.INT4).kv_block_size == 64
     assert EngineConfig("m", kv_dtype=KvDtype.INT4, kv_block_size=32).kv_block_size == 32

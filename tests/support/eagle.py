@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from loraplex.engine.checkpoint.base_identity import compute_base_id
+from loraplex.engine.draft import Draft
+from loraplex.engine.speculation.eagle import EagleProposer
 from loraplex.engine.speculation.eagle_checkpoint import save_head
 from loraplex.engine.speculation.eagle_head import EagleHead
+from loraplex.engine.speculation.proposer import DraftRequest
+
+Made = list[tuple[str, list[int], Draft]]
+"""Drafts, with their requests' ids and tokens."""
 
 
 def make_head(
@@ -78,6 +87,40 @@ def save_repeating_head(base: Path, path: Path) -> None:
         head.lm_head.weight.copy_(model.get_output_embeddings().weight)
     head.config.rms_norm_eps = model.config.rms_norm_eps
     save_head(head, path, layers=(1, 1, num_layers), base_id=compute_base_id(base))
+
+
+@contextmanager
+def spied() -> Iterator[Made]:
+    made: Made = []
+    propose = EagleProposer.propose
+
+    def spying(proposer: EagleProposer, wanted: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = propose(proposer, wanted)
+        made.extend(
+            (entry.request.request_id, list(entry.request.token_ids), draft)
+            for entry, draft in zip(wanted, drafts, strict=True)
+        )
+        return drafts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EagleProposer, "propose", spying)
+        yield made
+
+
+def dense_layers(model: Any, layers: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+    """`[num_tokens, 3 * hidden_size]`: the states that the head reads, by transformers alone."""
+    kept: dict[int, Tensor] = {}
+    hooks = [
+        model.model.layers[layer - 1].register_forward_hook(
+            lambda _module, _args, output, layer=layer: kept.__setitem__(layer, output[0])
+        )
+        for layer in set(layers)
+    ]
+    with torch.no_grad():
+        model(input_ids=torch.tensor([token_ids]))
+    for hook in hooks:
+        hook.remove()
+    return torch.cat([kept[layer] for layer in layers], dim=-1)
 
 
 class DenseEagle:

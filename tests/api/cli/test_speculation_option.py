@@ -37,7 +37,7 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
         (
             ["hydra"],
             "hydra is not one of ngram, suffix, draft, early_exit, medusa, medusa_tree, eagle, "
-            "quantized, mtp",
+            "eagle_tree, quantized, mtp",
         ),
         (["off,ngram"], "off cannot be combined with other proposers"),
         (["ngram", "ngram"], "is named twice"),

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.checkpoint.base_identity import compute_base_id
-from loraplex.engine.config import Acceptance
+from loraplex.engine.config import TREE_PROPOSERS, Acceptance
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import FinishReason, SpeculationParams
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
@@ -37,12 +37,13 @@ PROPOSERS = {
     "medusa": "medusa:{heads}",
     "medusa_tree": "medusa_tree:{heads}",
     "eagle": "eagle:{eagle}",
+    "eagle_tree": "eagle_tree:{eagle}",
 }
 """What the engine's configuration says."""
 SERVED = [
     (proposer, acceptance)
     for proposer, acceptance in product(PROPOSERS, Acceptance)
-    if proposer != "medusa_tree" or acceptance is Acceptance.COUPLED
+    if proposer not in TREE_PROPOSERS or acceptance is Acceptance.COUPLED
 ]
 SLOW = {
     *(("wrong", acceptance) for acceptance in Acceptance),

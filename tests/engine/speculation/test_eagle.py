@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,14 @@ from loraplex.engine.request import Request
 from loraplex.engine.speculation.eagle import MAX_PENDING, EagleProposer
 from loraplex.engine.speculation.eagle_head import EagleHead
 from loraplex.engine.speculation.packed_head import PackedHead
-from loraplex.engine.speculation.proposer import DraftRequest
-from support.eagle import DenseEagle, save_random_head, save_repeating_head
+from support.eagle import (
+    DenseEagle,
+    Made,
+    dense_layers,
+    save_random_head,
+    save_repeating_head,
+    spied,
+)
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
 from support.models import make_adapter, make_tiny_llama
@@ -34,8 +39,6 @@ from support.models import make_adapter, make_tiny_llama
 LAYERS = (1, 1, 2)
 NUM_TOKENS = 20
 NUM_DRAFTED = 3
-Made = list[tuple[str, list[int], Draft]]
-"""Drafts, with their requests' ids and tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -50,45 +53,11 @@ def head(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> EagleHead
     return save_random_head(tiny_base, tmp_path_factory.mktemp("same"), layers=LAYERS)
 
 
-@contextmanager
-def spied() -> Iterator[Made]:
-    made: Made = []
-    propose = EagleProposer.propose
-
-    def spying(proposer: EagleProposer, wanted: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = propose(proposer, wanted)
-        made.extend(
-            (entry.request.request_id, list(entry.request.token_ids), draft)
-            for entry, draft in zip(wanted, drafts, strict=True)
-        )
-        return drafts
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EagleProposer, "propose", spying)
-        yield made
-
-
-def dense_layers(model: Any, token_ids: Sequence[int]) -> Tensor:
-    """`[num_tokens, 3 * hidden_size]`: the states that the head reads, by transformers alone."""
-    kept: dict[int, Tensor] = {}
-    hooks = [
-        model.model.layers[layer - 1].register_forward_hook(
-            lambda _module, _args, output, layer=layer: kept.__setitem__(layer, output[0])
-        )
-        for layer in set(LAYERS)
-    ]
-    with torch.no_grad():
-        model(input_ids=torch.tensor([token_ids]))
-    for hook in hooks:
-        hook.remove()
-    return torch.cat([kept[layer] for layer in LAYERS], dim=-1)
-
-
 def assert_drafted(
     head: EagleHead, model: Any, made: Made, token_ids: Sequence[int], *, temperature: float = 0.0
 ) -> None:
     """Each draft is that of the reference, which sees the whole context."""
-    layers = dense_layers(model, token_ids)
+    layers = dense_layers(model, LAYERS, token_ids)
     dense = DenseEagle(head, model.get_input_embeddings().weight.detach())
     num_pairs = 0
     for _, known, draft in made:
@@ -337,7 +306,7 @@ def test_behind_a_cached_prefix_it_drafts_from_the_tokens_that_it_saw(
     assert len(made) > 5
     # 32 tokens are cached: the context of the head begins behind them.
     model = AutoModelForCausalLM.from_pretrained(tiny_base)
-    layers = dense_layers(model, [*prompt, *engine.answers["r1"].token_ids])
+    layers = dense_layers(model, LAYERS, [*prompt, *engine.answers["r1"].token_ids])
     _, known, draft = made[0]
     dense = DenseEagle(head, model.get_input_embeddings().weight.detach())
     for place in range(32, len(known) - 1):

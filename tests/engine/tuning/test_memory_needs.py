@@ -66,7 +66,9 @@ def peak_tensor_bytes(profile: torch.profiler.profile, file: Path) -> int:
     """Of the CPU's tensors alone: what the process holds also depends on the tests before."""
     profile.export_chrome_trace(str(file))
     events = json.loads(file.read_bytes())["traceEvents"]
-    return max(each["args"]["Total Allocated"] for each in events if each["name"] == "[memory]")
+    return max(
+        int(each["args"]["Total Allocated"]) for each in events if each["name"] == "[memory]"
+    )
 
 
 def test_a_run_that_cannot_fit_is_refused_before_its_first_step(base: Path, tmp_path: Path) -> None:
