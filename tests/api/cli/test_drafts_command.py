@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import typer.main
+from safetensors.torch import load_file
 
 from loraplex.api import cli
+from loraplex.api.cli import drafts
 from loraplex.api.cli.drafts import app
 from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.demo.manifest import WEIGHTS
@@ -75,9 +77,76 @@ def test_writes_an_eagle_head_that_fits_the_base(
     assert len(loaded.head.token_ids) == 500
 
 
+def test_a_head_trained_further_under_an_adapter_keeps_its_features_and_draft_tokens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = write_demo_texts(tmp_path / "texts.jsonl", 40)
+    short = ("--steps", "2", "--batch-size", "2", "--device", "cpu")
+    first, plain, adapted = (tmp_path / name for name in ("first", "plain", "adapted"))
+    options = ("--draft-vocab-size", "500", *short)
+    assert train(monkeypatch, data, first, *options, kind="eagle") == ExitCode.OK
+    further = ("--start-from", str(first), *short)
+    assert train(monkeypatch, data, plain, *further, kind="eagle") == ExitCode.OK
+    under = ("--adapter", str(WEIGHTS / "pirate"))
+    assert train(monkeypatch, data, adapted, *further, *under, kind="eagle") == ExitCode.OK
+    tensors, *others = (load_file(path / "model.safetensors") for path in (first, plain, adapted))
+    changed = {"lm_head.weight", "midlayer.mlp.up_proj.weight", "norm.weight"}
+    for other in others:
+        assert all(torch.equal(tensors[name], other[name]) for name in ("fc.weight", "d2t"))
+        assert not any(torch.equal(tensors[name], other[name]) for name in changed)
+    # The adapter makes a difference to what is learned of the same texts.
+    assert not any(torch.equal(others[0][name], others[1][name]) for name in changed)
+
+
+def test_medusa_heads_learn_under_an_adapter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = write_demo_texts(tmp_path / "texts.jsonl", 10)
+    options = ("--heads", "1", "--steps", "1", "--batch-size", "2", "--device", "cpu")
+    outs = [tmp_path / "plain", tmp_path / "adapted"]
+    assert train(monkeypatch, data, outs[0], *options) == ExitCode.OK
+    under = ("--adapter", str(WEIGHTS / "sql"))
+    assert train(monkeypatch, data, outs[1], *options, *under) == ExitCode.OK
+    plain, adapted = (load_file(next(out.glob("*.safetensors"))) for out in outs)
+    assert any(not torch.equal(plain[name], adapted[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--start-from", str(BASE)), "it has more than one layer"),
+        (("--adapter", str(BASE)), "adapter_config.json cannot be read"),
+        (("--start-from", str(BASE), "--draft-vocab-size", "9"), "is an option of a new head"),
+    ],
+)
+def test_what_cannot_be_trained_from_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    data = write_demo_texts(tmp_path / "texts.jsonl", 2)
+    assert train(monkeypatch, data, tmp_path / "head", *options, kind="eagle") == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_an_adapter_without_peft_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(drafts, "find_spec", lambda _: None)
+    data = write_demo_texts(tmp_path / "texts.jsonl", 2)
+    options = ("--adapter", str(WEIGHTS / "sql"))
+    assert train(monkeypatch, data, tmp_path / "head", *options) == ExitCode.FAILED
+    assert "pip install 'loraplex[engine,tune]'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("kind", "option", "other"),
-    [("eagle", "--heads", "medusa"), ("medusa", "--draft-vocab-size", "eagle")],
+    [
+        ("eagle", "--heads", "medusa"),
+        ("medusa", "--draft-vocab-size", "eagle"),
+    ],
 )
 def test_an_option_of_the_other_kind_is_refused(
     monkeypatch: pytest.MonkeyPatch,
