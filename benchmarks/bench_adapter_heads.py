@@ -111,7 +111,7 @@ def best(rows: Sequence[Row], writer: str, head: str) -> float:
 def adapters_head(folder: Path, bases_head: Path, adapter: str, plan: Plan) -> Path:
     """A head in `folder`, trained further by the command unless it is there."""
     head = folder / f"demo-eagle-{adapter}-{plan.train_steps}"
-    if head.exists():
+    if (head / "config.json").exists():
         return head
     with tempfile.TemporaryDirectory() as data:
         requests = islice(training_requests(41), plan.num_texts)

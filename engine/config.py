@@ -243,6 +243,9 @@ class EngineConfig:
     folder); or off. Of several, the fastest is used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
+    adapter_draft_heads: Annotated[int, Option(minimum=0, maximum=1024)] = 0
+    """Adapters that draft with EAGLE heads of their own at the same time; each takes as much memory
+    as the base's head. 0: the base's head drafts for all."""
     generation_config: Annotated[GenerationConfig, Option()] = GenerationConfig.AUTO
     """Sampling parameters of requests that leave them out. auto: those of the base's
     generation_config.json. none: temperature 1 and all tokens."""

@@ -155,6 +155,46 @@ def train(
     typer.echo(f"Wrote {out}; serve with: --speculation {kind}:{out}")
 
 
+@app.command()
+def attach(
+    head: Annotated[
+        Path,
+        typer.Argument(exists=True, file_okay=False, help="An EAGLE head trained for the adapter."),
+    ],
+    adapter: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="The folder of the PEFT adapter.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="The base: a model directory or Hugging Face model ID.")
+    ],
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="A new or empty folder for the adapter with it.")
+    ],
+) -> None:
+    """Write a copy of an adapter that brings the draft head along. Push it as a version: a server
+    with `--adapter-draft-heads` and the head of the base that this one was trained from drafts with
+    it for the version's requests."""
+    need_engine("attaching a head")
+    from ...engine.checkpoint.base_identity import compute_base_id
+    from ...engine.checkpoint.files import locate_base
+    from ...engine.checkpoint.weights import load_config
+    from ...engine.speculation.attached_head import attach_head
+    from ...engine.speculation.eagle_checkpoint import load_head
+
+    model_dir = locate_base(model)
+    config = load_config(model_dir)
+    loaded = load_head(
+        head,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        base_id=compute_base_id(model_dir),
+    )
+    _claim(out)
+    attach_head(loaded, adapter, out)
+    typer.echo(f"Wrote {out}; push it with: loraplex adapters push {out}")
+
+
 def _refuse_others(kind: Kind, of_kind: dict[Kind, dict[str, object]]) -> None:
     """Raises CommandFailed for an option of another kind."""
     for other, options in of_kind.items():
@@ -207,8 +247,6 @@ def _eagle(depth: int | None, draft_vocab_size: int | None, start_from: Path | N
 
 
 def _read_eagle(path: Path, training: Training) -> TrainedEagle:
-    import torch
-
     from ...engine.speculation.eagle_checkpoint import load_head
     from ...engine.speculation.eagle_training import TrainedEagle
 
@@ -219,7 +257,6 @@ def _read_eagle(path: Path, training: Training) -> TrainedEagle:
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         base_id=training.base_id,
-        dtype=torch.float32,
     )
     if loaded.embedding is not None:
         raise CommandFailed(f"{path} has an embedding of its own: train a new head", ExitCode.USAGE)

@@ -9,10 +9,9 @@ from typing import Any
 from peft import PeftModel
 
 from ...adapters.errors import AdapterRejected
+from ...adapters.export import CONFIG_NAME, WEIGHTS_NAME
 from ...adapters.peft_config import PeftConfig, parse_peft_config
 from ..errors import InvalidParameter
-
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
 def with_adapter(model: Any, folder: Path) -> Any:
@@ -23,8 +22,8 @@ def with_adapter(model: Any, folder: Path) -> Any:
     tokens, has tokens of its own, or is another base's.
     """
     _check(_config(folder))
-    if not (folder / WEIGHTS_FILE).is_file():  # PEFT would look for a pickle, then on the network
-        raise _refusal(folder, f"{WEIGHTS_FILE} is missing")
+    if not (folder / WEIGHTS_NAME).is_file():  # PEFT would look for a pickle, then on the network
+        raise _refusal(folder, f"{WEIGHTS_NAME} is missing")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
@@ -36,9 +35,9 @@ def with_adapter(model: Any, folder: Path) -> Any:
 
 def _config(folder: Path) -> PeftConfig:
     try:
-        return parse_peft_config((folder / CONFIG_FILE).read_bytes())
+        return parse_peft_config((folder / CONFIG_NAME).read_bytes())
     except OSError as exc:
-        raise _refusal(folder, f"{CONFIG_FILE} cannot be read: {exc.strerror}") from exc
+        raise _refusal(folder, f"{CONFIG_NAME} cannot be read: {exc.strerror}") from exc
     except AdapterRejected as exc:
         raise _refusal(folder, str(exc)) from exc
 

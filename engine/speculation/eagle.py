@@ -9,13 +9,15 @@ and never changes the output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ...adapters.arena import Arena
+from ...adapters.draft_head import DraftHeadForm
 from ..checkpoint.files import locate_heads
 from ..config import EngineConfig
 from ..draft import NO_DRAFT, Draft
@@ -30,10 +32,13 @@ from ..model.load_quantization import LoadQuantization
 from ..model.rope import RotaryContexts
 from ..request import Request
 from ..transfers import to_device
+from .adapter_heads import AdapterHeads
 from .chain_inputs import ChainInputs
 from .draft_cache import CachedSequence, DraftCache
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, takes_largest
 from .eagle_checkpoint import load_head
+from .eagle_head import EagleHead
+from .head_values import num_values, outline, with_values
 from .packed_head import PackedHead, Rotation
 from .proposer import DraftRequest
 
@@ -75,6 +80,7 @@ class _Drafting:
     """A request for which a draft is being computed."""
 
     chain: GrowingChain
+    head: PackedHead
     sequence: CachedSequence
     token_ids: Sequence[int]
     """Of the next pairs: first of the known ones that are not computed, then of a draft token."""
@@ -88,14 +94,22 @@ class _Drafting:
 
 
 class EagleHeadSteps:
-    """Runs a head over its own paged cache."""
+    """Runs the base's head, and those of adapters in its place, over one paged cache."""
 
-    def __init__(self, loaded: LoadedEagle, pages: KvCache) -> None:
+    def __init__(
+        self, loaded: LoadedEagle, pages: KvCache, adapters: AdapterHeads | None = None
+    ) -> None:
+        """`adapters`: None if heads of adapters are not served."""
         self.head = loaded.head
+        self.adapters = adapters
         self.pages = pages
         base = loaded.base
         self._embed: nn.Module = loaded.embedding or base.model.get_input_embeddings()
         self._device = base.device
+
+    def head_of(self, request: Request) -> PackedHead:
+        own = None if self.adapters is None else self.adapters.find(request.lease)
+        return self.head if own is None else own
 
     def lay_out(self, drafting: Sequence[_Drafting], num_passes: int) -> EaglePasses:
         """Passes of these: in the first of their next pairs, in the others of a pair for each."""
@@ -110,9 +124,15 @@ class EagleHeadSteps:
         return EaglePasses(inputs, self.head.rotation(inputs.positions))
 
     def run(
-        self, passes: EaglePasses, index: int, token_ids: Sequence[int], features: Tensor
+        self,
+        head: PackedHead,
+        passes: EaglePasses,
+        index: int,
+        token_ids: Sequence[int],
+        features: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the pairs of a pass, of these tokens and `features [num_pairs, hidden_size]`.
+        """Compute the pairs of a pass with a head, of these tokens and `features [num_pairs,
+        hidden_size]`.
 
         Returns hidden states `[num_chains, hidden_size]` and logits, as `PackedHead.run`, of the
         last pair of each chain.
@@ -122,7 +142,7 @@ class EagleHeadSteps:
         embedded = self._embed(to_device(token_ids, self._device)[None])[0]
         pages = self.pages.keys[0], self.pages.values[0]
         last_rows, batch = inputs.last_rows(index), inputs.attention(index)
-        return self.head.run(embedded, features, rotation, last_rows, pages, batch)
+        return head.run(embedded, features, rotation, last_rows, pages, batch)
 
 
 class EaglePasses(NamedTuple):
@@ -169,8 +189,11 @@ class EagleProposer:
     @torch.inference_mode()
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         try:
+            if self._steps.adapters is not None:
+                self._steps.adapters.begin_call()
             drafting = self._begin(wanted)
-            self._propose(list(drafting.values()))
+            for group in _by_head(drafting.values()):
+                self._propose(group)
         except BaseException:
             # The state of an interrupted call is unknown.
             for request, _ in wanted:
@@ -244,14 +267,15 @@ class EagleProposer:
         first = pending.start + 1
         return _Drafting(
             GrowingChain(request, num_draft_tokens),
+            self._steps.head_of(request),
             self.cache.settle(request),
             request.token_ids[first : first + num_tokens],
             pending.take(num_tokens),
         )
 
     def _propose(self, drafting: list[_Drafting]) -> None:
-        """Compute the known pairs, draft after them, compute the draft tokens' pairs, and so
-        on."""
+        """Compute the known pairs, draft after them, compute the draft tokens' pairs, and so on.
+        All have the same head."""
         growing = drafting
         while growing:
             growing = self._grow(growing)
@@ -281,6 +305,7 @@ class EagleProposer:
         """The hidden state of each one's last pair, and its logits."""
         features = [entry.features for entry in drafting]
         return self._steps.run(
+            drafting[0].head,
             passes,
             index,
             [token for entry in drafting for token in entry.token_ids],
@@ -319,6 +344,13 @@ class EagleProposer:
         return chain.wants_more and not self._ends(chain.request, chain.token_ids[-1])
 
 
+def _by_head(drafting: Iterable[_Drafting]) -> Iterable[list[_Drafting]]:
+    groups: dict[int, list[_Drafting]] = {}
+    for entry in drafting:
+        groups.setdefault(id(entry.head), []).append(entry)
+    return groups.values()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedEagle:
     """A head on the device, before its cache exists."""
@@ -328,6 +360,15 @@ class LoadedEagle:
     """Its own; None: it reads the base's."""
     features: LayerFeatures
     base: BaseModel
+    outline: EagleHead
+    """Its form, without values."""
+    head_id: str
+    """See `EagleCheckpoint.head_id`."""
+
+    @property
+    def form(self) -> DraftHeadForm:
+        """Of adapters' heads that can run in its place."""
+        return DraftHeadForm(self.head_id, num_values(self.outline))
 
     @property
     def weight_bytes(self) -> int:
@@ -348,14 +389,22 @@ class LoadedEagle:
         fc = self.head.fc
         step = config.max_num_batched_tokens * (fc.in_features + fc.out_features)
         pending = config.max_num_seqs * MAX_PENDING * fc.out_features
+        packed_bytes = config.adapter_draft_heads * self.form.num_values * self.base.dtype.itemsize
         return EagleDemand(
             self.weight_bytes,
             block_bytes(config, group, [[self.kv_shape]], self.kv_format),
-            int(step + pending) * self.base.dtype.itemsize,
+            int(step + pending) * self.base.dtype.itemsize + packed_bytes,
         )
 
-    def open(self, config: EngineConfig, *, num_blocks: int, max_model_len: int) -> EagleProposer:
-        """The proposer, with so many blocks of cache."""
+    def pack(self, values: Tensor) -> PackedHead:
+        """An adapter's head of the form `form`."""
+        head = with_values(self.outline, values)
+        return PackedHead(head, LoadQuantization(), fc=self.head.fc)
+
+    def open(
+        self, config: EngineConfig, arena: Arena, *, num_blocks: int, max_model_len: int
+    ) -> EagleProposer:
+        """The proposer, with so many blocks of cache, for the adapters of this arena."""
         pages = KvCache(
             one_group(1, num_blocks + 1),
             [self.kv_shape],
@@ -364,12 +413,22 @@ class LoadedEagle:
             device=self.base.device,
         )
         return EagleProposer(
-            EagleHeadSteps(self, pages),
+            EagleHeadSteps(self, pages, self._adapter_heads(config, arena)),
             self.features,
             max_model_len=max_model_len,
             drawing=make_drawing(config.acceptance),
             ends=lambda request, token: token in request.end_token_ids,
         )
+
+    def _adapter_heads(self, config: EngineConfig, arena: Arena) -> AdapterHeads | None:
+        if not config.adapter_draft_heads:
+            return None
+
+        def pack(row: int) -> PackedHead | None:
+            values = arena.draft_head(row)
+            return None if values is None else self.pack(values)
+
+        return AdapterHeads(arena, pack, config.adapter_draft_heads)
 
 
 def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
@@ -398,7 +457,12 @@ def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
         raise InvalidParameter("speculation", f"{NAME}: {exc}") from exc
     embedding = loaded.embedding
     return LoadedEagle(
-        head, None if embedding is None else embedding.to(base.device), features, base
+        head,
+        None if embedding is None else embedding.to(base.device),
+        features,
+        base,
+        outline(loaded.head),
+        loaded.head_id,
     )
 
 

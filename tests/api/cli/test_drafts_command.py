@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer.main
+from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from loraplex.api import cli
 from loraplex.api.cli import drafts
@@ -19,6 +22,7 @@ from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.speculation.eagle_checkpoint import load_head
 from loraplex.engine.speculation.medusa_checkpoint import load_heads
+from support.eagle import save_random_head
 from support.medusa import write_demo_texts
 
 BASE = WEIGHTS / "base"
@@ -141,6 +145,51 @@ def test_an_adapter_without_peft_says_how_to_install_it(
     assert "pip install 'loraplex[engine,tune]'" in capsys.readouterr().err
 
 
+def attach(monkeypatch: pytest.MonkeyPatch, head: Path, adapter: Path, out: Path) -> int:
+    options = ["--model", str(BASE), "--out", str(out)]
+    monkeypatch.setattr(
+        "sys.argv", ["loraplex", "drafts", "attach", *map(str, (head, adapter)), *options]
+    )
+    try:
+        return cli.main()
+    except SystemExit as exc:
+        return int(exc.code or 0)
+
+
+def test_an_adapter_with_its_head_attached_is_still_an_adapter_for_peft(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    head, adapter, out = tmp_path / "head", WEIGHTS / "pirate", tmp_path / "adapter"
+    save_random_head(BASE, head, layers=(1, 2, 4))
+    assert attach(monkeypatch, head, adapter, out) == ExitCode.OK
+    assert f"loraplex adapters push {out}" in capsys.readouterr().out
+    before, after = (load_file(path / "adapter_model.safetensors") for path in (adapter, out))
+    ((name, values),) = ((name, after[name]) for name in after.keys() - before.keys())
+    assert re.fullmatch(r"base_model\.model\.draft_head\.[0-9a-f]{64}", name)
+    expected = load_file(head / "model.safetensors")
+    own = {name for name in expected if name not in ("fc.weight", "d2t", "t2d")}
+    assert values.numel() == sum(expected[name].numel() for name in own)
+    assert values.dtype == next(iter(before.values())).dtype, "the block keeps its dtype"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        base = AutoModelForCausalLM.from_pretrained(BASE)
+        tuned = PeftModel.from_pretrained(base, str(out)).state_dict()
+    for name in before:
+        kept = tuned[name.replace(".weight", ".default.weight")]
+        assert torch.equal(kept, before[name].to(kept.dtype))
+
+
+def test_no_head_is_attached_to_what_is_no_adapter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    head = tmp_path / "head"
+    save_random_head(BASE, head, layers=(1, 2, 4))
+    assert attach(monkeypatch, head, head, tmp_path / "out") == ExitCode.USAGE
+    assert "adapter_model.safetensors" in capsys.readouterr().err
+    assert attach(monkeypatch, WEIGHTS / "sql", WEIGHTS / "sql", tmp_path / "out") == ExitCode.USAGE
+    assert "config.json cannot be read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("kind", "option", "other"),
     [
@@ -196,7 +245,9 @@ def test_every_option_is_told_of() -> None:
     told = {name for page in PAGES for name in re.findall(r"--[a-z][a-z-]+", page.read_text())}
     assert options - told == set()
     others = {
+        "--adapter-draft-heads",
         "--max-model-len",
+        "--name",
         "--quantize",
         "--speculation",
         "--tensor-parallel-size",
