@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from ...adapters.leases import Lease
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ...adapters.arena import Arena
     from .packed_head import PackedHead
 
@@ -25,16 +27,16 @@ longer than a draft, so adapters in turn must not push one another out."""
 @dataclass(slots=True)
 class _Ready:
     head: PackedHead
-    generation: int
     used_at: int
 
 
 class AdapterHeads:
     """Finds the head of a request's adapter."""
 
-    def __init__(self, arena: Arena, pack: Callable[[int], PackedHead | None], room: int) -> None:
-        """`pack`: the head of a row's adapter, if it has one. `room`: the number of heads."""
+    def __init__(self, arena: Arena, pack: Callable[[Tensor], PackedHead], room: int) -> None:
+        """`pack`: makes a head of its `[values]`. `room`: the number of heads."""
         arena.on_remove.append(self.forget)
+        self._arena = arena
         self._pack = pack
         self._room = room
         self._ready: OrderedDict[int, _Ready] = OrderedDict()  # by row, oldest use first
@@ -49,18 +51,16 @@ class AdapterHeads:
 
     def find(self, lease: Lease | None) -> PackedHead | None:
         """That of the leased adapter; None if it has none, or there is no room."""
-        if lease is None or not self._room:
+        if lease is None:
             return None
         ready = self._ready.get(lease.row)
-        if ready is None:
-            if len(self._ready) == self._room and not self._make_room():
-                return None
-            head = self._pack(lease.row)
-            if head is None:
-                return None
-            ready = self._ready[lease.row] = _Ready(head, lease.generation, 0)
-        if ready.generation != lease.generation:
+        if self._arena.published.get(lease.row) != (lease.key, lease.generation):
             return None
+        if ready is None:
+            values = self._arena.draft_head(lease.row)
+            if values is None or (len(self._ready) == self._room and not self._make_room()):
+                return None
+            ready = self._ready[lease.row] = _Ready(self._pack(values), 0)
         ready.used_at = self._num_calls
         self._ready.move_to_end(lease.row)
         return ready.head

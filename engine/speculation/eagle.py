@@ -413,22 +413,16 @@ class LoadedEagle:
             device=self.base.device,
         )
         return EagleProposer(
-            EagleHeadSteps(self, pages, self._adapter_heads(config, arena)),
+            EagleHeadSteps(self, pages, self.adapter_heads(config, arena)),
             self.features,
             max_model_len=max_model_len,
             drawing=make_drawing(config.acceptance),
             ends=lambda request, token: token in request.end_token_ids,
         )
 
-    def _adapter_heads(self, config: EngineConfig, arena: Arena) -> AdapterHeads | None:
-        if not config.adapter_draft_heads:
-            return None
-
-        def pack(row: int) -> PackedHead | None:
-            values = arena.draft_head(row)
-            return None if values is None else self.pack(values)
-
-        return AdapterHeads(arena, pack, config.adapter_draft_heads)
+    def adapter_heads(self, config: EngineConfig, arena: Arena) -> AdapterHeads | None:
+        room = config.adapter_draft_heads
+        return AdapterHeads(arena, self.pack, room) if room else None
 
 
 def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:

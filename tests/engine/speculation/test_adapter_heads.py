@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from loraplex.adapters.export import export_adapter
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.leases import Lease
 from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.messages import DeleteAdapter, SpeculationParams
 from loraplex.engine.speculation import adapter_heads
@@ -202,6 +203,24 @@ def test_without_room_the_bases_head_drafts_until_another_one_was_idle_for_long(
     generate(engine, [second], monkeypatch)
     assert len(heads) == 1
     assert row not in heads._ready
+
+
+def test_a_lease_finds_the_head_of_its_own_adapter_alone(
+    engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines("base", 2)
+    first, second = (engine.add_adapter(folder / f"with-{name}") for name in ("first", "second"))
+    generate(engine, [first], monkeypatch)
+    heads, arena = ready_heads(engine), engine.core.parts.tiers.arena
+    ((row, (key, generation)),) = arena.published.items()
+    lease = Lease(key, "r", row, generation)
+    assert heads.find(lease) is heads._ready[row].head
+    heads.forget(row)
+    for stale in (lease._replace(generation=generation + 1), lease._replace(key=second)):
+        assert heads.find(stale) is None
+    assert len(heads) == 0
+    assert heads.find(lease) is not None
+    assert heads.find(lease._replace(key=second)) is None
 
 
 def test_the_same_content_of_two_tenants_is_packed_for_each(
