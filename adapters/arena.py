@@ -82,6 +82,8 @@ class Arena:
     number."""
     row_heads: dict[int, PlacedExtra]
     """The classification heads of the published rows whose adapters have one."""
+    row_draft_heads: dict[int, PlacedExtra]
+    """The draft heads of the published rows whose adapters have one."""
     row_bytes: dict[int, int]
     """The bytes of the adapter of each placed row."""
     published: dict[int, tuple[AdapterKey, int]]
@@ -108,7 +110,7 @@ class Arena:
         self.reserved = max(most, self._extents.capacity)
         """The largest capacity, in elements."""
         self.flat = _zeros(self.reserved, dtype, device)
-        self.on_remove: Callable[[int], None] | None = None
+        self.on_remove: list[Callable[[int], None]] = []
         """Called with each removed row. Who holds copies of the row's values zeroes them."""
         self._occupants: dict[int, _Occupant] = {}  # by row
         self.row_bytes = {}
@@ -123,6 +125,7 @@ class Arena:
         self.replacing_rows = set()
         self.row_vocabularies = {}
         self.row_heads = {}
+        self.row_draft_heads = {}
         size = (num_rows, len(layout.slices), 3)
         self.table = torch.zeros(size, dtype=torch.int64, device=device)
         self.vectors = torch.full(size, NO_VECTOR, dtype=torch.int64, device=device)
@@ -280,7 +283,13 @@ class Arena:
     def classification_head(self, row: int) -> Tensor | None:
         """`[labels, hidden_size]` of a published row's adapter; None if it has none. It may be read
         while the adapter is leased."""
-        placed = self.row_heads.get(row)
+        return self._values(self.row_heads.get(row))
+
+    def draft_head(self, row: int) -> Tensor | None:
+        """`[values]` of a published row's adapter, likewise."""
+        return self._values(self.row_draft_heads.get(row))
+
+    def _values(self, placed: PlacedExtra | None) -> Tensor | None:
         if placed is None:
             return None
         values = self.flat[placed.offset : placed.offset + placed.extra.num_elements]
@@ -292,6 +301,9 @@ class Arena:
         for placed in chain.from_iterable(auxiliary.values()):
             if placed.extra.kind is ExtraKind.CLASSIFICATION_HEAD:
                 self.row_heads[row] = placed
+                continue
+            if placed.extra.kind is ExtraKind.DRAFT_HEAD:
+                self.row_draft_heads[row] = placed
                 continue
             index = placed.extra.slice_index
             changing[index] = (*changing.get(index, ()), placed)
@@ -310,14 +322,15 @@ class Arena:
         """
         occupant = self._occupants[placement.row]
         assert occupant.generation == placement.generation
-        if self.on_remove:
-            self.on_remove(placement.row)
+        for forget in self.on_remove:
+            forget(placement.row)
         if self.published.pop(placement.row, None):
             self.row_tables[placement.row] = self._untouched
             self.row_auxiliary[placement.row] = {}
             self.replacing_rows.discard(placement.row)
             self.row_vocabularies.pop(placement.row, None)
             self.row_heads.pop(placement.row, None)
+            self.row_draft_heads.pop(placement.row, None)
             self.table[placement.row].zero_()
             self.vectors[placement.row].fill_(NO_VECTOR)
         if self._cuda is not None:

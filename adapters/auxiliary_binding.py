@@ -1,4 +1,4 @@
-"""Binds an adapter's auxiliary tensors: magnitudes, biases, full matrices, trained token rows.
+"""Binds an adapter's auxiliary tensors: magnitudes, biases, full matrices, token rows, heads.
 
 Each kind must be enabled in the configuration: PEFT ignores a tensor that its configuration does
 not announce, and fails if an announced tensor is missing.
@@ -12,6 +12,7 @@ from .added_tokens import MAX_ADDED_TOKENS
 from .block import Extra, ExtraKind
 from .bound import BaseCopy, BoundExtra, BoundSlice
 from .classification import HEAD, MAX_LABELS, TASK
+from .draft_head import is_head_id
 from .errors import AdapterRejected
 from .expert_names import find_expert_matrix
 from .formats import refusal_message
@@ -68,6 +69,8 @@ class _ExtraBinder:
                 self._bind_bias(name, tensor)
             case TensorRole.TOKEN_ROWS:
                 self._bind_token_rows(name, tensor)
+            case TensorRole.DRAFT_HEAD:
+                self._bind_draft_head(name, tensor)
             case _:
                 self._bind_matrix(name, tensor)
 
@@ -204,6 +207,23 @@ class _ExtraBinder:
             )
         extra = Extra(index, ExtraKind.CLASSIFICATION_HEAD, tensor.shape)
         self._add(BoundExtra(extra, Slice(HEAD, width, num_labels), tensor))
+
+    def _bind_draft_head(self, name: TensorName, tensor: TensorEntry) -> None:
+        index = self._layout.output_head
+        if index is None:
+            raise AdapterRejected(
+                "unsupported_module",
+                f"{tensor.name}: {refusal_message('draft_head_of_this_base')}",
+                pointer=tensor.name,
+            )
+        if not is_head_id(name.module):
+            raise AdapterRejected(
+                "unbound_tensor", f"{tensor.name} does not end with an id", pointer=tensor.name
+            )
+        num_values = max(tensor.shape, default=1)
+        _check_shape(tensor, (max(num_values, 1),))
+        extra = Extra(index, ExtraKind.DRAFT_HEAD, tensor.shape, head_id=name.module)
+        self._add(BoundExtra(extra, Slice(extra.kind, num_values, 1), tensor))
 
     def _bind_token_rows(self, name: TensorName, tensor: TensorEntry) -> None:
         index = self._layout.slice_index.get(name.module)

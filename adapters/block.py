@@ -61,6 +61,8 @@ class ExtraKind(StrEnum):
     too, where the slice is that head: `[tokens, in]`."""
     CLASSIFICATION_HEAD = "classification_head"
     """`[labels, in]`, beside the output head, whose input it has too."""
+    DRAFT_HEAD = "draft_head"
+    """`[values]`: a head for speculation, beside the output head; see `draft_head`."""
 
 
 VECTOR_KINDS = (ExtraKind.MAGNITUDE, ExtraKind.BIAS, ExtraKind.LORA_BIAS)
@@ -79,6 +81,8 @@ class Extra:
     shape: tuple[int, ...]
     token_ids: tuple[int, ...] = ()
     """For TOKEN_ROWS: the row numbers, ascending."""
+    head_id: str = ""
+    """For DRAFT_HEAD: what it reads; see `draft_head`."""
 
     @property
     def num_elements(self) -> int:
@@ -191,7 +195,10 @@ def write_block_header(
         "dtype": dtype,
         "slices": [[index, rank, scales[index]] for index, rank in sorted(plan.ranks.items())],
         "extras": [
-            [extra.slice_index, extra.kind, list(extra.shape), list(extra.token_ids)]
+            [
+                *(extra.slice_index, extra.kind, list(extra.shape), list(extra.token_ids)),
+                *([extra.head_id] if extra.head_id else []),
+            ]
             for extra in plan.auxiliary
         ],
         "source": source or {},
@@ -240,8 +247,11 @@ def read_block_header(path: Path) -> BlockHeader:
     return header
 
 
-def _extra(slice_index: int, kind: str, shape: list[int], token_ids: list[int]) -> Extra:
-    return Extra(int(slice_index), ExtraKind(kind), tuple(map(int, shape)), tuple(token_ids))
+def _extra(
+    slice_index: int, kind: str, shape: list[int], token_ids: list[int], head_id: str = ""
+) -> Extra:
+    sizes = tuple(map(int, shape))
+    return Extra(int(slice_index), ExtraKind(kind), sizes, tuple(token_ids), str(head_id))
 
 
 def _align(value: int, multiple: int) -> int:

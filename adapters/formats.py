@@ -158,6 +158,13 @@ SERVED: tuple[ServedFeature, ...] = (
         "`config.json` beside the adapter.",
     ),
     ServedFeature(
+        "draft_head",
+        "not written by PEFT: `loraplex drafts attach` adds a tensor `draft_head.<id>`",
+        "The adapter's own EAGLE head drafts for its requests, if the server has the head of the "
+        "base that it continues and `--adapter-draft-heads` admits it. Answers do not depend on "
+        "it.",
+    ),
+    ServedFeature(
         "activated_lora",
         "`alora_invocation_tokens`, with linear layers and `lm_head`",
         "The adapter acts from the last occurrence of these tokens in the prompt on. Adapters and "
@@ -391,6 +398,13 @@ UNUSUAL: tuple[RefusedFeature, ...] = (
         "unsupported_module",
         "A classification head reads the input of the output head.",
         "Merge it into its own base model.",
+    ),
+    RefusedFeature(
+        "draft_head_of_this_base",
+        "a tensor `draft_head.<id>` if the output head supports no adapters",
+        "unsupported_module",
+        "A draft head is kept beside the output head.",
+        "Push the adapter without its draft head.",
     ),
     RefusedFeature(
         "too_many_labels",

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .block import VECTOR_KINDS, BlockPlan, Extra, ExtraKind
+from .draft_head import DraftHeadForm
 from .errors import ObjectCorrupt
 from .layout import BaseLayout, Projection, Slice, SliceKind
 from .resized_ends import own_vocabulary
@@ -39,6 +40,8 @@ class LayoutPart:
     is held whole."""
     held: frozenset[str] | None = None
     """The names of the slices of which anything is held; None: all."""
+    draft_heads: DraftHeadForm | None = None
+    """The draft heads of adapters that are held; None: no draft heads."""
 
     @cached_property
     def layout(self) -> BaseLayout:
@@ -88,6 +91,9 @@ class LayoutPart:
         holds a classification head whole. Raises ObjectCorrupt as `extra_range`."""
         if not self.holds(extra.slice_index):
             return None
+        if extra.kind is ExtraKind.DRAFT_HEAD:
+            form = DraftHeadForm(extra.head_id, extra.num_elements)
+            return extra if form == self.draft_heads else None
         whole = self.whole.slices[extra.slice_index]
         held = self.ranges.get(whole.name)
         if held is None:

@@ -28,6 +28,7 @@ _OF_AUXILIARY = {
     ExtraKind.MATRIX: "full_matrix",
     ExtraKind.TOKEN_ROWS: "token_rows",
     ExtraKind.CLASSIFICATION_HEAD: "classification",
+    ExtraKind.DRAFT_HEAD: "draft_head",
 }
 
 

@@ -13,6 +13,7 @@ from .errors import AdapterRejected
 from .formats import refusal_message
 
 PREFIX = "base_model.model."
+DRAFT_HEAD_PREFIX = f"{PREFIX}draft_head."
 _WRAPPER = ".base_layer"
 
 
@@ -39,6 +40,8 @@ class TensorRole(StrEnum):
     """The base's own weight, saved together with a trained one; without effect."""
     SAVED = "modules_to_save.weight"
     """The trained weight again, which PEFT saves under the module's own name too."""
+    DRAFT_HEAD = "draft_head"
+    """`[values]`, beside the model: `draft_head.<id>`; see `draft_head`."""
     BIAS = "bias"
     MATRIX = "weight"
 
@@ -47,7 +50,7 @@ class TensorName(NamedTuple):
     """A tensor's name, taken apart."""
 
     module: str
-    """Path inside the base model."""
+    """Path inside the base model; of a draft head its id."""
     role: TensorRole
     num_wrappers: int
     """The number of further wrappers around the one that the tensor belongs to."""
@@ -55,6 +58,8 @@ class TensorName(NamedTuple):
 
 def parse_tensor_name(name: str) -> TensorName:
     """Take a name apart. Raises AdapterRejected if PEFT's LoRA does not name a tensor so."""
+    if name.startswith(DRAFT_HEAD_PREFIX):
+        return TensorName(name.removeprefix(DRAFT_HEAD_PREFIX), TensorRole.DRAFT_HEAD, 0)
     for part, feature in _UNSERVED_PARTS:
         if part in name:
             raise AdapterRejected(

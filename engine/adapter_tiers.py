@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ..adapters.arena import Arena
+from ..adapters.draft_head import DraftHeadForm
 from ..adapters.host_cache import HostCache, host_memory
+from ..adapters.layout_part import LayoutPart
 from ..adapters.loaders import LoaderThreads, Pace
 from ..adapters.manager import AdapterManager
 from .config import EngineConfig
@@ -51,17 +53,19 @@ def open_adapter_tiers(
     *,
     clock: Callable[[], float],
     followers: Followers | None = None,
+    draft_heads: DraftHeadForm | None = None,
 ) -> AdapterTiers:
     """Allocate the tiers as planned and attach the arena to the base.
 
-    `followers`: the other ranks of a group, whose tiers do the same.
+    `followers`: the other ranks of a group, whose tiers do the same. `draft_heads`: those that are
+    loaded with their adapters; None: none are.
     """
     pace = Pace(choose_duty(base.device) if config.loader_duty is None else config.loader_duty)
     arena = _open_arena(base, plan, pace, followers)
     base.attach_arena(arena)
     loaders = LoaderThreads(config.num_loader_threads)
     shared = _open_shared_memory(base, plan)
-    host = _open_host(plan, base, pace, followers, shared)
+    host = _open_host(plan, base, pace, followers, shared, draft_heads)
     manager = AdapterManager(
         arena=arena,
         host=host,
@@ -101,6 +105,7 @@ def _open_host(
     pace: Pace,
     followers: Followers | None,
     shared: Tensor | None,
+    draft_heads: DraftHeadForm | None,
 ) -> HostCache:
     layout = base.part.layout
     prepare = BlockPreparation(layout, base.extended, partial=base.partial)
@@ -113,6 +118,7 @@ def _open_host(
             page_locked=page_locked,
             prepare=prepare,
             pace=pace,
+            part=LayoutPart(base.layout, draft_heads=draft_heads),
             memory=_adapters_part(plan, shared),
         )
     return LeaderHostCache(

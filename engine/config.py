@@ -249,6 +249,9 @@ class EngineConfig:
     several, the fastest is used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
+    adapter_draft_heads: Annotated[int, Option(minimum=0, maximum=1024)] = 0
+    """Adapters that draft with EAGLE heads of their own at the same time; each takes as much memory
+    as the base's head. 0: the base's head drafts for all."""
     generation_config: Annotated[GenerationConfig, Option()] = GenerationConfig.AUTO
     """Sampling parameters of requests that leave them out. auto: those of the base's
     generation_config.json. none: temperature 1 and all tokens."""
@@ -342,6 +345,10 @@ class EngineConfig:
                 raise InvalidParameter(
                     "speculation", f"{name} is not supported with --kv-dtype {self.kv_dtype}"
                 )
+        if self.adapter_draft_heads and not {"eagle", "eagle_tree"} & set(self.proposers):
+            raise InvalidParameter(
+                "adapter_draft_heads", "requires --speculation eagle or eagle_tree"
+            )
         if "mtp" in self.proposers and {"eagle", "eagle_tree"} & set(self.proposers):
             raise InvalidParameter(
                 "speculation", "eagle and mtp cannot be combined: a step collects features for one"

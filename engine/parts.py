@@ -154,7 +154,14 @@ def _open_parts(
         locate_base(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
     )
     utilization = _open_utilization(config, base)
-    tiers = open_adapter_tiers(config, base, plan, clock=clock, followers=followers)
+    tiers = open_adapter_tiers(
+        config,
+        base,
+        plan,
+        clock=clock,
+        followers=followers,
+        draft_heads=loaded.eagle.adapter_form(config) if loaded.eagle else None,
+    )
     runner = _open_runner(config, base, plan, tiers, group)
     kv = KvBlocks(
         plan.kv_groups,
@@ -179,7 +186,7 @@ def _open_parts(
             pace=tiers.pace,
         )
     costs = StepCosts(max_graph_rows=runner.max_graph_rows)
-    speculation = _open_speculation(config, loaded, plan, runner, costs, clock)
+    speculation = _open_speculation(config, loaded, plan, tiers, runner, costs, clock)
     plan.lines.extend(runner.capture())
     scheduler = Scheduler(
         _limits(config, plan),
@@ -302,6 +309,7 @@ def _open_speculation(
     config: EngineConfig,
     loaded: _Loaded,
     plan: MemoryPlan,
+    tiers: AdapterTiers,
     runner: ModelRunner,
     costs: StepCosts,
     clock: Callable[[], float],
@@ -320,7 +328,10 @@ def _open_speculation(
     if loaded.eagle:
         proposers.append(
             loaded.eagle.open(
-                config, num_blocks=plan.num_draft_blocks, max_model_len=plan.max_model_len
+                config,
+                tiers.arena,
+                num_blocks=plan.num_draft_blocks,
+                max_model_len=plan.max_model_len,
             )
         )
     return open_speculation(

@@ -134,6 +134,7 @@ EDGES = {
     "engine/kv/prefix_file.py": {"cryptography"},
     "engine/kv/prefix_keys.py": {"cryptography"},
     "engine/grammars/vocabulary.py": {"tokenizers"},
+    "engine/speculation/adapted_base.py": {"peft"},
     "engine/tuning/adapter.py": {"peft"},
     "engine/tuning/checkpoints.py": {"msgspec"},
     "engine/tuning/lines.py": {"msgspec"},

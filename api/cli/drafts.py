@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -17,6 +18,7 @@ from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 
 if TYPE_CHECKING:
+    from ...engine.speculation.eagle_training import TrainedEagle
     from ...engine.speculation.head_training import HeadSchedule, OnStep
     from ...engine.speculation.training_texts import TrainingText
 
@@ -65,7 +67,8 @@ def train(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help='JSON lines: {"text": "..."}, or {"messages": [...]} (learns the last).',
+            help='JSON lines: {"text": "..."}, {"messages": [...]} (learns the last) or '
+            '{"prompt": "...", "completion": "..."}.',
         ),
     ],
     out: Annotated[
@@ -87,6 +90,22 @@ def train(
         int | None,
         typer.Option(min=2, help="eagle: drafts the most frequent tokens only, all by default."),
     ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="eagle: a head of the base to train further, which keeps its draft tokens.",
+        ),
+    ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="A PEFT adapter of the base, under which the heads learn. They are best under it.",
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 600,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts of a step.")] = 16,
     max_tokens: Annotated[
@@ -100,25 +119,83 @@ def train(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Train heads that propose draft tokens for a base. The base is not changed. Serve them with
-    `--speculation KIND:OUT`. Train on text that the base generated."""
+    `--speculation KIND:OUT`. Train on text that the base generated, with `--adapter` under this
+    adapter."""
     need_engine("training")
+    if adapter is not None and find_spec("peft") is None:
+        raise CommandFailed("--adapter needs peft: pip install 'loraplex[engine,tune]'")
     from ...engine.speculation.head_training import HeadSchedule
 
-    of_kind = {
+    of_kind: dict[Kind, dict[str, object]] = {
         Kind.MEDUSA: {"--heads": heads, "--layers": layers},
-        Kind.EAGLE: {"--depth": depth, "--draft-vocab-size": draft_vocab_size},
+        Kind.EAGLE: {
+            "--depth": depth,
+            "--draft-vocab-size": draft_vocab_size,
+            "--start-from": start_from,
+        },
     }
     _refuse_others(kind, of_kind)
-    trains = _medusa(heads, layers) if kind is Kind.MEDUSA else _eagle(depth, draft_vocab_size)
+    if start_from is not None and draft_vocab_size is not None:
+        raise CommandFailed(
+            "--draft-vocab-size is an option of a new head, not of one to --start-from",
+            ExitCode.USAGE,
+        )
+    trains = (
+        _medusa(heads, layers)
+        if kind is Kind.MEDUSA
+        else _eagle(depth, draft_vocab_size, start_from)
+    )
     schedule = HeadSchedule(
         num_steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed
     )
-    for line in _train(model, data, out, schedule, trains, max_tokens=max_tokens, device=device):
+    for line in _train(
+        model, adapter, data, out, schedule, trains, max_tokens=max_tokens, device=device
+    ):
         typer.echo(line)
     typer.echo(f"Wrote {out}; serve with: --speculation {kind}:{out}")
 
 
-def _refuse_others(kind: Kind, of_kind: dict[Kind, dict[str, int | None]]) -> None:
+@app.command()
+def attach(
+    head: Annotated[
+        Path,
+        typer.Argument(exists=True, file_okay=False, help="An EAGLE head trained for the adapter."),
+    ],
+    adapter: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="The folder of the PEFT adapter.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="The base: a model directory or Hugging Face model ID.")
+    ],
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="A new or empty folder for the adapter with it.")
+    ],
+) -> None:
+    """Write a copy of an adapter that brings the draft head along. Push it as a version: a server
+    with `--adapter-draft-heads` and the head of the base that this one was trained from drafts with
+    it for the version's requests."""
+    need_engine("attaching a head")
+    from ...engine.checkpoint.base_identity import compute_base_id
+    from ...engine.checkpoint.files import locate_base
+    from ...engine.checkpoint.weights import load_config
+    from ...engine.speculation.attached_head import attach_head
+    from ...engine.speculation.eagle_checkpoint import load_head
+
+    model_dir = locate_base(model)
+    config = load_config(model_dir)
+    loaded = load_head(
+        head,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        base_id=compute_base_id(model_dir),
+    )
+    _claim(out)
+    attach_head(loaded, adapter, out)
+    typer.echo(f"Wrote {out}; push it with: loraplex adapters push {out}")
+
+
+def _refuse_others(kind: Kind, of_kind: dict[Kind, dict[str, object]]) -> None:
     """Raises CommandFailed for an option of another kind."""
     for other, options in of_kind.items():
         for name, value in options.items():
@@ -144,7 +221,7 @@ def _medusa(num_heads: int | None, num_layers: int | None) -> Train:
     return trains
 
 
-def _eagle(depth: int | None, draft_vocab_size: int | None) -> Train:
+def _eagle(depth: int | None, draft_vocab_size: int | None, start_from: Path | None) -> Train:
     from ...engine.speculation.eagle_checkpoint import save_head
     from ...engine.speculation.eagle_training import (
         DEFAULT_DEPTH,
@@ -155,7 +232,8 @@ def _eagle(depth: int | None, draft_vocab_size: int | None) -> Train:
 
     def trains(training: Training, on_step: OnStep) -> list[str]:
         recipe = EagleRecipe(depth or DEFAULT_DEPTH, draft_vocab_size, training.schedule)
-        trained = train_eagle(training.base, training.learned, recipe, on_step)
+        start = None if start_from is None else _read_eagle(start_from, training)
+        trained = train_eagle(training.base, training.learned, recipe, on_step, start=start)
         save_head(trained.head, training.out, layers=trained.layers, base_id=training.base_id)
         return [
             f"draft token {place}: {accuracy:.1%} right in the held-out texts, "
@@ -168,8 +246,26 @@ def _eagle(depth: int | None, draft_vocab_size: int | None) -> Train:
     return trains
 
 
+def _read_eagle(path: Path, training: Training) -> TrainedEagle:
+    from ...engine.speculation.eagle_checkpoint import load_head
+    from ...engine.speculation.eagle_training import TrainedEagle
+
+    config = training.base.config
+    loaded = load_head(
+        path,
+        hidden_size=training.base.get_output_embeddings().in_features,
+        vocab_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        base_id=training.base_id,
+    )
+    if loaded.embedding is not None:
+        raise CommandFailed(f"{path} has an embedding of its own: train a new head", ExitCode.USAGE)
+    return TrainedEagle(loaded.head, loaded.layers)
+
+
 def _train(
     model: str,
+    adapter: Path | None,
     data: Path,
     out: Path,
     schedule: HeadSchedule,
@@ -193,8 +289,13 @@ def _train(
     num_held_out = min(len(texts) // HELD_OUT_SHARE, MAX_HELD_OUT)
     config, target = load_config(model_dir), choose_device(device)
     dtype = choose_dtype("auto", checkpoint=config.dtype, device=target)
+    base = load_weights(model_dir, config, dtype, target)
+    if adapter is not None:
+        from ...engine.speculation.adapted_base import with_adapter
+
+        base = with_adapter(base, adapter)
     training = Training(
-        base=load_weights(model_dir, config, dtype, target),
+        base=base,
         learned=texts[num_held_out:],
         held_out=texts[:num_held_out],
         schedule=schedule,

@@ -41,7 +41,8 @@ class EagleDemand(NamedTuple):
     block_bytes: int
     """One block of its KV cache."""
     reading_bytes: int
-    """The hidden states that it reads: of a full step, and those that it keeps."""
+    """The hidden states that it reads: of a full step, and those that it keeps. Also the packed
+    heads of adapters."""
     name: str = "eagle"
     """That of its proposer."""
 

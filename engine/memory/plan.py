@@ -46,7 +46,7 @@ once they hold an adapter."""
 HOST_KV_FRACTION = 0.5
 """The part of the host's memory after all this that KV blocks get, if the operator sets no size."""
 
-_HEAD_NAMES = {"eagle": "EAGLE head", "mtp": "multi-token head"}
+_HEAD_NAMES = {"eagle": "EAGLE head", "eagle_tree": "EAGLE head", "mtp": "multi-token head"}
 """Those with a cache of their own, for people."""
 
 

@@ -203,7 +203,7 @@ class BaseModel:
 
     def attach_arena(self, arena: Arena) -> None:
         """Connect every part of the model to this arena's adapters."""
-        arena.on_remove = self._forget_adapter
+        arena.on_remove.append(self._forget_adapter)
         adapted = {module.projection: module for module in self._adapted}
         for projection, slice_range in self.part.layout.projection_ranges():
             if self.part.holds(slice_range[0]):

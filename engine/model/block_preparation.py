@@ -39,7 +39,7 @@ _PIECE_RANKS = 16
 _PIECE_COLUMNS = 4096
 _BIASES = frozenset({ExtraKind.LORA_BIAS, ExtraKind.BIAS})
 _CHANGE_MATRICES = frozenset({ExtraKind.MAGNITUDE, ExtraKind.LORA_BIAS})
-_LINEAR_AUXILIARY = frozenset(ExtraKind)
+_LINEAR_AUXILIARY = frozenset(ExtraKind) - {ExtraKind.DRAFT_HEAD}
 _EMBEDDING_AUXILIARY = frozenset({ExtraKind.MAGNITUDE, ExtraKind.MATRIX, ExtraKind.TOKEN_ROWS})
 
 
@@ -86,6 +86,8 @@ class BlockPreparation:
         for placed in plan.placed_auxiliary:
             started_at = time.perf_counter()
             extra = placed.extra
+            if extra.kind is ExtraKind.DRAFT_HEAD:
+                continue  # of the form that this engine serves: no part holds another one
             place = self._places[extra.slice_index]
             _check(extra, place.part, has_matrices=extra.slice_index in header.ranks)
             if extra.kind is ExtraKind.CLASSIFICATION_HEAD:

@@ -9,13 +9,16 @@ and never changes the output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ...adapters.arena import Arena
+from ...adapters.draft_head import DraftHeadForm
+from ...kernels.linear import Linear
 from ..checkpoint.files import locate_heads
 from ..config import Acceptance, EngineConfig
 from ..draft import NO_DRAFT, Draft
@@ -33,6 +36,7 @@ from ..model.load_quantization import LoadQuantization
 from ..model.rope import RotaryContexts
 from ..request import Request
 from ..transfers import to_device
+from .adapter_heads import AdapterHeads
 from .chain_inputs import ChainInputs
 from .draft_cache import CachedSequence, DraftCache
 from .draft_head import DraftHead, Pages, Rotation
@@ -46,7 +50,9 @@ from .drawing import (
     takes_largest,
 )
 from .eagle_checkpoint import load_head
+from .eagle_head import EagleHead
 from .growing_tree import GrowingTree
+from .head_values import num_values, outline, with_values
 from .packed_head import PackedHead
 from .proposer import DraftRequest
 
@@ -88,6 +94,7 @@ class _Drafting:
     """A request for which a draft is being computed."""
 
     chain: GrowingChain
+    head: DraftHead
     sequence: CachedSequence
     token_ids: Sequence[int]
     """Of the next pairs: first of the known ones that are not computed, then of a draft token."""
@@ -101,14 +108,22 @@ class _Drafting:
 
 
 class EagleHeadSteps:
-    """Runs a head over its own paged cache."""
+    """Runs the base's head, and those of adapters in its place, over one paged cache."""
 
-    def __init__(self, loaded: LoadedEagle, pages: KvCache) -> None:
+    def __init__(
+        self, loaded: LoadedEagle, pages: KvCache, adapters: AdapterHeads | None = None
+    ) -> None:
+        """`adapters`: None if heads of adapters are not served."""
         self.head = loaded.head
+        self.adapters = adapters
         self.pages = pages
         base = loaded.base
         self._embed: nn.Module = loaded.embedding or base.model.get_input_embeddings()
         self._device = base.device
+
+    def head_of(self, request: Request) -> DraftHead:
+        own = None if self.adapters is None else self.adapters.find(request.lease)
+        return self.head if own is None else own
 
     def lay_out(self, drafting: Sequence[_Drafting], num_passes: int) -> EaglePasses:
         """Passes of these: in the first of their next pairs, in the others of a pair for each."""
@@ -123,9 +138,15 @@ class EagleHeadSteps:
         return EaglePasses(inputs, self.head.rotation(inputs.positions))
 
     def run(
-        self, passes: EaglePasses, index: int, token_ids: Sequence[int], features: Tensor
+        self,
+        head: DraftHead,
+        passes: EaglePasses,
+        index: int,
+        token_ids: Sequence[int],
+        features: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the pairs of a pass, of these tokens and `features [num_pairs, hidden_size]`.
+        """Compute the pairs of a pass with a head, of these tokens and `features [num_pairs,
+        hidden_size]`.
 
         Returns hidden states `[num_chains, hidden_size]` and logits, as `PackedHead.run`, of the
         last pair of each chain.
@@ -134,12 +155,13 @@ class EagleHeadSteps:
         rotation = Rotation(*(part[own] for part in passes.rotation))
         embedded = self._embed(to_device(token_ids, self._device)[None])[0]
         last_rows, batch = inputs.last_rows(index), inputs.attention(index)
-        return self.head.run(embedded, features, rotation, last_rows, self._own_pages, batch)
+        return head.run(embedded, features, rotation, last_rows, self._own_pages, batch)
 
     def run_levels(
-        self, levels: Sequence[SequenceChunk], features: Tensor
+        self, head: DraftHead, levels: Sequence[SequenceChunk], features: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the pairs of these levels of trees, of `features [num_pairs, hidden_size]`.
+        """Compute the pairs of these levels of trees with a head, of `features [num_pairs,
+        hidden_size]`.
 
         Returns the same of the rows whose logits are kept.
         """
@@ -152,7 +174,7 @@ class EagleHeadSteps:
         embedded = self._embed(inputs.input_ids[None])[0]
         rotation = self.head.rotation(inputs.positions)
         kept, (batch,) = inputs.logits_rows, inputs.attention
-        return self.head.run(embedded, features, rotation, kept, self._own_pages, batch)
+        return head.run(embedded, features, rotation, kept, self._own_pages, batch)
 
     @property
     def _own_pages(self) -> Pages:
@@ -204,15 +226,19 @@ class EagleProposer:
     @torch.inference_mode()
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         try:
+            if self._steps.adapters is not None:
+                self._steps.adapters.begin_call()
             drafting = self._begin(wanted)
-            made = self._draft(list(drafting.values()))
+            made: dict[Request, Draft] = {}
+            for group in _by_head(drafting.values()):
+                requests = [entry.chain.request for entry in group]
+                made.update(zip(requests, self._draft(group), strict=True))
         except BaseException:
             # The state of an interrupted call is unknown.
             for request, _ in wanted:
                 self.forget(request.request_id)
             raise
-        drafts = dict(zip(drafting, made, strict=True))
-        return [drafts.get(request, NO_DRAFT) for request, _ in wanted]
+        return [made.get(request, NO_DRAFT) for request, _ in wanted]
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:
         """It learns from features alone."""
@@ -277,14 +303,15 @@ class EagleProposer:
         first = pending.start + 1
         return _Drafting(
             GrowingChain(request, num_draft_tokens),
+            self._steps.head_of(request),
             self.cache.settle(request),
             request.token_ids[first : first + num_tokens],
             pending.take(num_tokens),
         )
 
     def _draft(self, drafting: list[_Drafting]) -> list[Draft]:
-        """Compute the known pairs, draft after them, compute the draft tokens' pairs, and so
-        on."""
+        """Compute the known pairs, draft after them, compute the draft tokens' pairs, and so on.
+        All have the same head."""
         growing = drafting
         while growing:
             growing = self._grow(growing)
@@ -315,6 +342,7 @@ class EagleProposer:
         """The hidden state of each one's last pair, and its logits."""
         features = [entry.features for entry in drafting]
         return self._steps.run(
+            drafting[0].head,
             passes,
             index,
             [token for entry in drafting for token in entry.token_ids],
@@ -353,13 +381,18 @@ class EagleProposer:
         return chain.wants_more and not self._ends(chain.request, chain.token_ids[-1])
 
 
+def _by_head(drafting: Iterable[_Drafting]) -> Iterable[list[_Drafting]]:
+    groups: dict[int, list[_Drafting]] = {}
+    for entry in drafting:
+        groups.setdefault(id(entry.head), []).append(entry)
+    return groups.values()
+
+
 class EagleTreeProposer(EagleProposer):
     """Proposes trees for all requests at once: one pass of the head per level."""
 
     def _draft(self, drafting: list[_Drafting]) -> list[Draft]:
         """Compute the known pairs, then level after level while a tree may get likelier nodes."""
-        if not drafting:
-            return []
         trees = [
             GrowingTree(
                 entry.chain.request, entry.chain.num_tokens, entry.sequence, entry.features[-1]
@@ -369,20 +402,23 @@ class EagleTreeProposer(EagleProposer):
         states, logits = self._compute(drafting, self._lay_out(drafting, num_passes=1), 0)
         for entry in drafting:
             self.cache.advance(entry.chain.request, len(entry.token_ids))
-        self._grow_trees(trees, states, logits)
+        head = drafting[0].head
+        self._grow_trees(head, trees, states, logits)
         while growing := [tree for tree in trees if tree.frontier]:
             levels, nodes = zip(*(tree.next_level() for tree in growing), strict=True)
             features = torch.stack([node.features for own in nodes for node in own])
-            self._grow_trees(growing, *self._steps.run_levels(levels, features))
+            self._grow_trees(head, growing, *self._steps.run_levels(head, levels, features))
         return [tree.draft() for tree in trees]
 
-    def _grow_trees(self, trees: Sequence[GrowingTree], states: Tensor, logits: Tensor) -> None:
+    def _grow_trees(
+        self, head: DraftHead, trees: Sequence[GrowingTree], states: Tensor, logits: Tensor
+    ) -> None:
         """Add a level to each, from the hidden states and logits of their frontiers.
 
         One with logits that are not finite ends there: its cache holds what must not be used.
         """
         finite = logits.max(-1).values.isfinite().tolist()  # of a row with NaN it is NaN
-        candidates, rows = self._candidates(trees, logits), list(states)
+        candidates, rows = self._candidates(head, trees, logits), list(states)
         start = 0
         for tree in trees:
             own = slice(start, start := start + len(tree.frontier))
@@ -392,9 +428,11 @@ class EagleTreeProposer(EagleProposer):
                 tree.frontier = []
                 self.forget(tree.request.request_id)
 
-    def _candidates(self, trees: Sequence[GrowingTree], logits: Tensor) -> list[Candidates]:
+    def _candidates(
+        self, head: DraftHead, trees: Sequence[GrowingTree], logits: Tensor
+    ) -> list[Candidates]:
         """After each node of the frontiers the tokens most likely to be the target's own sample."""
-        head, width = self._steps.head, max(tree.num_tokens for tree in trees)
+        width = max(tree.num_tokens for tree in trees)
         if all(takes_largest(tree.request) for tree in trees):
             found = logits.log_softmax(-1).topk(min(width, logits.shape[-1]))
             token_ids = head.token_ids[found.indices]
@@ -410,6 +448,27 @@ class EagleTreeProposer(EagleProposer):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AdaptableHead:
+    """What is needed to run an adapter's head in the place of the base's."""
+
+    outline: EagleHead
+    """Its form, without values."""
+    head_id: str
+    """See `EagleCheckpoint.head_id`."""
+    fc: Linear
+    """The projection of the features, which all share."""
+
+    @property
+    def form(self) -> DraftHeadForm:
+        """Of adapters' heads."""
+        return DraftHeadForm(self.head_id, num_values(self.outline))
+
+    def pack(self, values: Tensor) -> PackedHead:
+        """An adapter's head of this form."""
+        return PackedHead(with_values(self.outline, values), LoadQuantization(), fc=self.fc)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LoadedEagle:
     """A head on the device, before its cache exists."""
 
@@ -419,6 +478,8 @@ class LoadedEagle:
     features: LayerFeatures
     base: BaseModel
     name: str = NAME
+    adaptable: AdaptableHead | None = None
+    """None: adapters cannot bring heads of their own."""
 
     @property
     def weight_bytes(self) -> int:
@@ -434,15 +495,19 @@ class LoadedEagle:
         size_read, size = self.head.feature_sizes
         step = config.max_num_batched_tokens * (size_read + size)
         pending = config.max_num_seqs * MAX_PENDING * size
+        form = self.adapter_form(config)
+        packed = config.adapter_draft_heads * form.num_values if form else 0
         return EagleDemand(
             self.weight_bytes,
             block_bytes(config, group, [[self.head.kv_shape]], self.kv_format),
-            int(step + pending) * self.base.dtype.itemsize,
+            int(step + pending + packed) * self.base.dtype.itemsize,
             self.name,
         )
 
-    def open(self, config: EngineConfig, *, num_blocks: int, max_model_len: int) -> EagleProposer:
-        """The proposer, with so many blocks of cache."""
+    def open(
+        self, config: EngineConfig, arena: Arena, *, num_blocks: int, max_model_len: int
+    ) -> EagleProposer:
+        """The proposer, with so many blocks of cache, for the adapters of this arena."""
         pages = KvCache(
             one_group(1, num_blocks + 1),
             [self.head.kv_shape],
@@ -452,13 +517,25 @@ class LoadedEagle:
         )
         kind = EagleTreeProposer if self.name == TREES else EagleProposer
         return kind(
-            EagleHeadSteps(self, pages),
+            EagleHeadSteps(self, pages, self.adapter_heads(config, arena)),
             self.features,
             max_model_len=max_model_len,
             drawing=make_drawing(config.acceptance),
             ends=lambda request, token: token in request.end_token_ids,
             name=self.name,
         )
+
+    def adapter_form(self, config: EngineConfig) -> DraftHeadForm | None:
+        """Of adapters' heads that are served; None: none are."""
+        if not config.adapter_draft_heads or self.adaptable is None:
+            return None
+        return self.adaptable.form
+
+    def adapter_heads(self, config: EngineConfig, arena: Arena) -> AdapterHeads | None:
+        """None: heads of adapters are not served."""
+        if self.adaptable is None or not config.adapter_draft_heads:
+            return None
+        return AdapterHeads(arena, self.adaptable.pack, config.adapter_draft_heads)
 
 
 def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
@@ -493,7 +570,12 @@ def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
         raise InvalidParameter("speculation", f"{name}: {exc}") from exc
     embedding = loaded.embedding
     return LoadedEagle(
-        head, None if embedding is None else embedding.to(base.device), features, base, name
+        head,
+        None if embedding is None else embedding.to(base.device),
+        features,
+        base,
+        name,
+        AdaptableHead(outline(loaded.head), loaded.head_id, head.fc),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from ...adapters.weights import content_bytes
 from .eagle_head import EagleHead, empty_head, head_config
 from .head_folder import HeadFolder
 
@@ -33,6 +36,9 @@ class EagleCheckpoint:
     """See `LayerFeatures`."""
     embedding: nn.Embedding | None
     """Its own input embedding; None: it reads the base's."""
+    head_id: str
+    """Hex SHA-256 of its form and of what it reads. Heads with the same one can be served together:
+    they differ in their own values alone."""
 
 
 def layers_read(num_layers: int) -> tuple[int, ...]:
@@ -64,7 +70,7 @@ def load_head(
     vocab_size: int,
     num_layers: int,
     base_id: str,
-    dtype: torch.dtype,
+    dtype: torch.dtype = torch.float32,
 ) -> EagleCheckpoint:
     """The head in the folder `path`, for a base with these sizes, on the CPU in `dtype`.
 
@@ -96,10 +102,26 @@ def load_head(
     elif head.config.hidden_size != hidden_size:
         folder.refuse(f"{_EMBEDDING} is missing, and the base's has another size")
     folder.check_tensors(tensors, shapes)
+    head_id = _head_id(head, layers, tensors, to_token)
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     embedding = _embedding(tensors.pop(_EMBEDDING, None))
     head.load_state_dict({**tensors, _TO_TOKEN: to_token}, assign=True)
-    return EagleCheckpoint(head.requires_grad_(False), layers, embedding)
+    return EagleCheckpoint(head.requires_grad_(False), layers, embedding, head_id)
+
+
+def _head_id(
+    head: EagleHead, layers: tuple[int, ...], tensors: Mapping[str, Tensor], to_token: Tensor
+) -> str:
+    config = head.config
+    form = [
+        *(config.hidden_size, config.intermediate_size, config.num_attention_heads),
+        *(config.num_key_value_heads, config.head_dim, config.vocab_size, config.rms_norm_eps),
+        *(config.rope_parameters, head.norms_before_residual, _EMBEDDING in tensors, layers),
+    ]
+    hasher = hashlib.sha256(json.dumps(form, sort_keys=True).encode())
+    for read in (tensors["fc.weight"].float(), to_token):
+        hasher.update(content_bytes(read.contiguous().numpy()))
+    return hasher.hexdigest()
 
 
 def _head_config(folder: HeadFolder, raw: Mapping[str, Any]) -> LlamaConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,13 +66,21 @@ def train_eagle(
     texts: Sequence[TrainingText],
     recipe: EagleRecipe,
     on_step: OnStep = lambda step, loss: None,
+    *,
+    start: TrainedEagle | None = None,
 ) -> TrainedEagle:
     """A head in fp32 for this transformers model, which is not changed; on its device.
 
-    Raises UnsupportedModel if the model's layers cannot be read.
+    `start`: the head to begin with. Its layers, features and draft tokens stay, because a step
+    computes the features of all its requests at once. None: an untrained one. Raises
+    UnsupportedModel if the model's layers cannot be read.
     """
-    layers = _layers_of(model.config.num_hidden_layers)
-    head = untrained_head(model, _draft_tokens(texts, recipe, model.config.vocab_size), recipe)
+    if start is None:
+        layers = _layers_of(model.config.num_hidden_layers)
+        head = untrained_head(model, _draft_tokens(texts, recipe, model.config.vocab_size), recipe)
+    else:
+        layers, head = start.layers, deepcopy(start.head).to(model.device, torch.float32)
+        head.requires_grad_(True).fc.requires_grad_(False)
     recipe.schedule.train(
         head,
         texts,

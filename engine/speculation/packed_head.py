@@ -29,8 +29,11 @@ UNDRAFTED = -1e9
 class PackedHead:
     """The layer of an EagleHead, whose sibling projections are one."""
 
-    def __init__(self, head: EagleHead, quantization: LoadQuantization) -> None:
-        """`quantization`: how the base's linear layers are quantized while they are loaded."""
+    def __init__(
+        self, head: EagleHead, quantization: LoadQuantization, *, fc: Linear | None = None
+    ) -> None:
+        """`quantization`: how the base's linear layers are quantized while they are loaded. `fc`:
+        of another head with the same features, which gives them to this one."""
         layer, attention, mlp = head.midlayer, head.midlayer.self_attn, head.midlayer.mlp
 
         def packed(*siblings: nn.Linear) -> Linear:
@@ -40,7 +43,7 @@ class PackedHead:
 
         self.config = config = head.config
         self.token_ids = head.token_ids
-        self.fc = packed(head.fc)
+        self.fc = packed(head.fc) if fc is None else fc
         self.linears = (
             packed(attention.q_proj, attention.k_proj, attention.v_proj),
             packed(attention.o_proj),
@@ -80,6 +83,16 @@ class PackedHead:
     def feature_sizes(self) -> tuple[int, int]:
         """See `DraftHead`."""
         return self.fc.in_features, self.fc.out_features
+
+    @torch.inference_mode()
+    def erase(self) -> None:
+        """Zero the weights of a head that is not quantized, all but the features' projection. It
+        must not run any more."""
+        for linear in self.linears:
+            for buffer in linear.buffers():
+                buffer.zero_()
+        for norm in self.norms:
+            norm.zero_()
 
     def rotation(self, positions: Tensor) -> Rotation:
         """For `positions [num_pairs]`, int64."""

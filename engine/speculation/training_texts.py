@@ -1,4 +1,4 @@
-"""Reads texts for training Medusa heads: JSON lines, tokenized like requests."""
+"""Reads texts for training draft heads: JSON lines, tokenized like requests."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class TrainingText(NamedTuple):
 
 
 def read_texts(path: Path, tokenizer: Tokenizer, *, max_tokens: int) -> list[TrainingText]:
-    """Each line is `{"text": ...}`, learned completely, or `{"messages": [...]}`, of which the last
-    message is learned. Texts are truncated to `max_tokens`; very short texts are skipped.
+    """Each line is `{"text": ...}`, learned completely; `{"messages": [...]}`, of which the last
+    message is learned, possibly with `tools`; or `{"prompt": ..., "completion": ...}`, of which the
+    completion is. Texts are truncated to `max_tokens`; very short texts are skipped.
 
-    Raises InvalidParameter with the line that is neither, or if no text remains.
+    Raises InvalidParameter with the line that is none of them, or if no text remains.
     """
     texts = []
     with path.open("rb") as lines:
@@ -46,11 +47,17 @@ def read_texts(path: Path, tokenizer: Tokenizer, *, max_tokens: int) -> list[Tra
 
 
 def _tokenized(entry: Any, tokenizer: Tokenizer) -> TrainingText:
-    if not isinstance(entry, dict) or len(entry.keys() & {"text", "messages"}) != 1:
-        raise ValueError("has not exactly one of text and messages")
+    if not isinstance(entry, dict) or len(entry.keys() & {"text", "messages", "prompt"}) != 1:
+        raise ValueError("has not exactly one of text, messages and prompt")
     if "text" in entry:
         return TrainingText(tokenizer.encode(entry["text"]), 0)
-    messages = entry["messages"]
-    prompt = tokenizer.encode_chat(messages[:-1])
-    whole = tokenizer.encode_chat(messages, form=ChatForm(adds_generation_prompt=False))
+    if "prompt" in entry:
+        before = tokenizer.encode(entry["prompt"])
+        learned = tokenizer.encode(entry["completion"], add_special_tokens=False)
+        return TrainingText([*before, *learned], len(before))
+    messages, tools = entry["messages"], entry.get("tools", ())
+    prompt = tokenizer.encode_chat(messages[:-1], tools=tools)
+    whole = tokenizer.encode_chat(
+        messages, tools=tools, form=ChatForm(adds_generation_prompt=False)
+    )
     return TrainingText(whole, len(prompt))

@@ -126,7 +126,7 @@ def test_removal_zeroes_the_bytes_and_the_row_and_nothing_else(tmp_path: Path) -
 def test_who_keeps_copies_hears_of_every_row_that_goes(tmp_path: Path) -> None:
     arena = make_arena()
     gone: list[int] = []
-    arena.on_remove = gone.append
+    arena.on_remove.append(gone.append)
     placements = [load(arena, write_block(tmp_path / name, make_key(name))) for name in "ab"]
     remove(arena, placements[1])
     assert gone == [1]

@@ -797,3 +797,41 @@ def test_a_bias_beside_the_linear_layers_is_refused_in_the_words_of_its_module(
     with pytest.raises(AdapterRejected, match=re.escape(words)) as caught:
         bind_shapes(shapes, make_config(**config))
     assert (caught.value.reason, caught.value.pointer) == ("unsupported_module", bias)
+
+
+def draft_head(head_id: str = "0a" * 32, shape: tuple[int, ...] = (40,)) -> Shapes:
+    return {f"base_model.model.draft_head.{head_id}": shape}
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, TIED])
+def test_a_draft_head_is_bound_beside_the_output_head(layout: BaseLayout) -> None:
+    (part,) = bind_shapes(pair(Q, 8, 8) | draft_head(), layout=layout).auxiliary
+    index = layout.slice_index[HEAD]
+    assert part.extra == Extra(index, ExtraKind.DRAFT_HEAD, (40,), head_id="0a" * 32)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "layout", "reason"),
+    [
+        (draft_head("0A" * 32), LAYOUT, "unbound_tensor"),
+        (draft_head("0a" * 31), LAYOUT, "unbound_tensor"),
+        (draft_head(""), LAYOUT, "unbound_tensor"),
+        (draft_head(shape=(5, 8)), LAYOUT, "shape_mismatch"),
+        (draft_head(shape=()), LAYOUT, "shape_mismatch"),
+        (draft_head(shape=(0,)), LAYOUT, "shape_mismatch"),
+        (draft_head() | draft_head("0b" * 32), LAYOUT, "config_contradiction"),
+        (
+            draft_head(),
+            BaseLayout("base", (Projection((Slice(Q, 8, 8),)),)),
+            "unsupported_module",
+        ),
+        ({f"base_model.model.{Q}.draft_head": (8,)}, LAYOUT, "unbound_tensor"),
+    ],
+)
+def test_a_draft_head_that_cannot_be_kept_is_refused(
+    shapes: Shapes, layout: BaseLayout, reason: str
+) -> None:
+    with pytest.raises(AdapterRejected) as caught:
+        bind_shapes(pair(Q, 8, 8) | shapes, layout=layout)
+    assert caught.value.reason == reason
+    assert "draft_head" in str(caught.value.pointer)

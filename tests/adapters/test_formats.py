@@ -48,6 +48,7 @@ USED_WITH: dict[str, set[str]] = {
     "token_rows": {"lora"},
     "added_tokens": {"lora", "token_rows"},
     "classification": {"lora"},
+    "draft_head": {"lora"},
 }
 """What else the adapter of each row uses."""
 

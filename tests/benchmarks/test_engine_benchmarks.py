@@ -18,6 +18,7 @@ import pytest
 from benchmarks.timed_engine import SMOKE_SHAPE, make_model
 
 from benchmarks import (
+    bench_adapter_heads,
     bench_adapter_load,
     bench_agent,
     bench_batching,
@@ -61,6 +62,7 @@ BENCHMARKS = {
     "speculation": bench_speculation,
     "suffix": bench_suffix,
     "drafts": bench_drafts,
+    "adapter-heads": bench_adapter_heads,
     "quantized-drafts": bench_quantized_drafts,
     "handover": bench_handover,
 }

@@ -215,8 +215,8 @@ def poison(world: World, row: int, value: float) -> None:
 
 
 def forget_copies(world: World, row: int) -> None:
-    assert world.arena.on_remove
-    world.arena.on_remove(row)
+    (forget,) = world.arena.on_remove
+    forget(row)
 
 
 def test_a_row_that_passed_to_another_adapter_serves_nothing_of_the_first(tmp_path: Path) -> None:

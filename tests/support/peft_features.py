@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -228,6 +229,19 @@ def _save_expert_extras(model: PreTrainedModel, directory: Path, seed: int) -> N
     _save_separate_experts(model, directory, seed, use_dora=True)
 
 
+def _save_with_draft_head(model: PreTrainedModel, directory: Path, seed: int) -> None:
+    """One that no server here has room for, so that it changes nothing."""
+    _save(model, directory, seed, {})
+    add_draft_head(directory, "0" * 64, torch.ones(40))
+
+
+def add_draft_head(directory: Path, head_id: str, values: torch.Tensor) -> None:
+    """Add a tensor to the adapter's file, as `loraplex drafts attach` does."""
+    path = directory / "adapter_model.safetensors"
+    tensors = load_file(path) | {f"base_model.model.draft_head.{head_id}": values}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 def _save_stacked_experts(model: PreTrainedModel, directory: Path, seed: int) -> None:
     write_expert_adapter(directory, LAYOUTS["shared-outer"], model, seed=seed)
 
@@ -250,6 +264,7 @@ _SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
     "resized_vocabulary": _save_resized,
     "separate_experts": _save_separate_experts,
     "stacked_experts": _save_stacked_experts,
+    "draft_head": _save_with_draft_head,
     "expert_extras": _save_expert_extras,
 }
 

@@ -55,6 +55,7 @@ VALUES: Mapping[str, str | list[str]] = {
     "target-ttft": "400",
     "speculation": "off",
     "max-draft-tokens": "3",
+    "adapter-draft-heads": "2",
     "generation-config": "none",
     "acceptance": "rejection",
     "max-queued": "100",

@@ -147,12 +147,34 @@ def test_of_messages_only_the_last_is_learned_and_text_is_learned_whole(tmp_path
     assert cut.num_context_tokens == 0, "of a prompt that fills all there is nothing to learn"
 
 
+def test_training_data_of_fine_tuning_is_read_like_the_requests_it_came_from(
+    tmp_path: Path,
+) -> None:
+    tokenizer = Tokenizer(BASE)
+    messages = [{"role": "user", "content": "list"}, {"role": "assistant", "content": "You asked"}]
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+    path = tmp_path / "texts.jsonl"
+    lines = [
+        {"messages": messages, "tools": tools},
+        {"prompt": "You asked me", "completion": " to list"},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    chat, completion = read_texts(path, tokenizer, max_tokens=64)
+    asked = tokenizer.encode_chat(messages[:1], tools=tools)
+    assert list(chat.token_ids[: chat.num_context_tokens]) == asked
+    assert tokenizer.decode(chat.token_ids[chat.num_context_tokens :]) == "You asked"
+    asked = tokenizer.encode("You asked me")
+    assert list(completion.token_ids[: completion.num_context_tokens]) == asked
+    assert tokenizer.decode(completion.token_ids[len(asked) :]) == " to list"
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("[]", "line 1: has not exactly one"),
         ('{"text": "a", "messages": []}', "line 1: has not exactly one"),
         ('{"text": 7}', "line 1: "),
+        ('{"prompt": "a"}', "line 1: "),
         ('{"messages": [{"content": "a"}]}', "line 1: "),
         ("{", "line 1: "),
         ("", "has no text"),
