@@ -9,6 +9,7 @@ from ..execution.graph_bytes import fixed_graph_bytes
 from ..execution.profiling import PROFILE_CONTEXT
 from ..memory.kv_demands import kv_groups
 from ..model.expected_base import ExpectedBase
+from ..model.first_layers import num_exit_layers
 
 _RESIDUALS = 4
 """Tensors of `[rows, hidden size]` beside the widest layer: the tokens' embeddings, the residual
@@ -30,7 +31,8 @@ def activation_bytes(config: EngineConfig, base: ExpectedBase) -> int:
 
 
 def graph_bytes(config: EngineConfig, base: ExpectedBase) -> int:
-    """Of captured decode steps; 0 where none is captured: on the CPU, and with states."""
+    """Of captured decode steps, also of drafts; 0 where none is captured: on the CPU, and with
+    states."""
     assert base.kv_shapes is not None, "known without values"
     has_states = any(layer.states for layer in base.kv_shapes)
     if base.device_type != "cuda" or config.enforce_eager or has_states:
@@ -44,11 +46,13 @@ def graph_bytes(config: EngineConfig, base: ExpectedBase) -> int:
         has_rotary_rows=base.rotary_contexts.has_tables,
     )
     step = max(_layer_bytes(base, num_rows), _logits_bytes(base, num_rows))
+    num_layers = len(base.kv_shapes)
+    num_drafting = num_exit_layers(config) + (num_layers if base.rounded_bytes else 0)
     return step + fixed_graph_bytes(
         config,
         layout,
         vocab_size=base.vocab_size,
-        num_layers=len(base.kv_shapes),
+        num_layers=num_layers + num_drafting,
         has_adapters=True,
     )
 

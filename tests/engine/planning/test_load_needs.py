@@ -145,3 +145,12 @@ def test_a_context_beyond_the_base_is_refused(tiny_base: Path) -> None:
     with pytest.raises(InvalidParameter, match="longest sequence") as refusal:
         planner.needs(replace(LOAD, context=planner.max_model_len + 1))
     assert refusal.value.param == "context"
+
+
+def test_the_graphs_of_drafting_layers_are_counted(tiny_base: Path) -> None:
+    """A rounded copy has as many layers as the base, which has two."""
+
+    def needed(*speculation: str) -> int:
+        return planned(tiny_base, device="cuda", speculation=speculation)[1].graph_bytes
+
+    assert needed("quantized:int4") == needed("early_exit:2") > needed("early_exit:1") > needed()
