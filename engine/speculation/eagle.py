@@ -402,23 +402,20 @@ class EagleTreeProposer(EagleProposer):
         states, logits = self._compute(drafting, self._lay_out(drafting, num_passes=1), 0)
         for entry in drafting:
             self.cache.advance(entry.chain.request, len(entry.token_ids))
-        head = drafting[0].head
-        self._grow_trees(head, trees, states, logits)
+        self._grow_trees(trees, states, logits)
         while growing := [tree for tree in trees if tree.frontier]:
             levels, nodes = zip(*(tree.next_level() for tree in growing), strict=True)
             features = torch.stack([node.features for own in nodes for node in own])
-            self._grow_trees(head, growing, *self._steps.run_levels(head, levels, features))
+            self._grow_trees(growing, *self._steps.run_levels(drafting[0].head, levels, features))
         return [tree.draft() for tree in trees]
 
-    def _grow_trees(
-        self, head: DraftHead, trees: Sequence[GrowingTree], states: Tensor, logits: Tensor
-    ) -> None:
+    def _grow_trees(self, trees: Sequence[GrowingTree], states: Tensor, logits: Tensor) -> None:
         """Add a level to each, from the hidden states and logits of their frontiers.
 
         One with logits that are not finite ends there: its cache holds what must not be used.
         """
         finite = logits.max(-1).values.isfinite().tolist()  # of a row with NaN it is NaN
-        candidates, rows = self._candidates(head, trees, logits), list(states)
+        candidates, rows = self._candidates(trees, logits), list(states)
         start = 0
         for tree in trees:
             own = slice(start, start := start + len(tree.frontier))
@@ -428,11 +425,9 @@ class EagleTreeProposer(EagleProposer):
                 tree.frontier = []
                 self.forget(tree.request.request_id)
 
-    def _candidates(
-        self, head: DraftHead, trees: Sequence[GrowingTree], logits: Tensor
-    ) -> list[Candidates]:
+    def _candidates(self, trees: Sequence[GrowingTree], logits: Tensor) -> list[Candidates]:
         """After each node of the frontiers the tokens most likely to be the target's own sample."""
-        width = max(tree.num_tokens for tree in trees)
+        head, width = self._steps.head, max(tree.num_tokens for tree in trees)
         if all(takes_largest(tree.request) for tree in trees):
             found = logits.log_softmax(-1).topk(min(width, logits.shape[-1]))
             token_ids = head.token_ids[found.indices]
