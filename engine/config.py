@@ -70,7 +70,7 @@ MAX_READ_ROWS = 256
 row of logits."""
 MAX_RANKS = 64
 """Of a tensor-parallel group."""
-PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree", "eagle", "quantized")
+PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree", "eagle", "quantized", "skip")
 """The allowed names in `EngineConfig.speculation`."""
 COPYING_PROPOSERS = ("ngram",)
 """Those whose draft tokens are copied from the request's own, whatever its vocabulary."""
@@ -238,9 +238,9 @@ class EngineConfig:
     """Target TTFT: a request that cannot meet it behind its tenant's others is refused at once; one
     that waits too long lets the later ones of its queue pass for 30 s."""
     speculation: Annotated[tuple[str, ...], Option(metavar="PROPOSER[:WHAT],...")] = ()
-    """Speculative decoding: ngram, draft:MODEL, early_exit:LAYERS (a number), quantized:FORMAT
-    (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT or eagle:CHECKPOINT (a
-    folder); or off. Of several, the fastest is used."""
+    """Speculative decoding: ngram, draft:MODEL, early_exit:LAYERS (a number), skip:LAYERS (such as
+    3,5,8-10), quantized:FORMAT (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT or
+    eagle:CHECKPOINT (a folder); or off. Of several, the fastest is used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
     generation_config: Annotated[GenerationConfig, Option()] = GenerationConfig.AUTO
@@ -411,9 +411,10 @@ class EngineConfig:
         for name, is_refused in refused.items():
             if is_refused:
                 raise InvalidParameter(name, self.ranks_obstacle)
-        # Its first layers are on another rank than its head.
+        # Their layers are on other ranks than the head.
         is_refused_proposer = {
             "early_exit": self.pipeline_parallel_size > 1,
+            "skip": self.pipeline_parallel_size > 1,
             "eagle": True,
             "quantized": True,
         }

@@ -9,5 +9,9 @@ from typing import Protocol
 class DraftingPart(Protocol):
     """Part of a model, or its cheaper form, with the same KV cache and adapters."""
 
+    @property
+    def name(self) -> str:
+        """That of the proposer that computes it."""
+
     def only(self) -> AbstractContextManager[None]:
         """The model's forwards inside compute this alone."""

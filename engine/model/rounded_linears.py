@@ -32,6 +32,8 @@ def rounded_format(config: EngineConfig) -> WeightFormat | None:
 class RoundedLinears:
     """Lets a base multiply by its rounded linear layers and head, and restores it afterwards."""
 
+    name = QUANTIZED
+
     def __init__(self, base: BaseModel) -> None:
         """`base`: loaded with rounded linear layers."""
         self._base = base

@@ -241,8 +241,8 @@ class RunChunks(Message, frozen=True):
 
     chunks: tuple[Chunk, ...]
     observed: tuple[Observed, ...] = ()
-    is_early_exit: bool = False
-    """Whether it runs the first layers alone, for a draft."""
+    drafting: str | None = None
+    """The proposer whose layers alone it runs, for a draft."""
     num_pending: int = 0
     """The first rows, whose tokens rank 0 broadcasts when the step begins."""
     replayed: Replayed | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import assert_never
@@ -27,7 +27,7 @@ from ..memory.loader_duty import choose_duty
 from ..messages import RankStats
 from ..model.base_model import BaseModel
 from ..model.block_preparation import BlockPreparation
-from ..model.first_layers import exit_argument, open_first_layers
+from ..model.layer_subset import drafting_layers, open_subset
 from ..model.row_magnitudes import RowMagnitudes
 from ..model.sharded_base import load_sharded_base
 from ..shards.group_links import GroupLinks
@@ -88,15 +88,17 @@ def follow(
     """Load this rank's part and do what rank 0 says, until it is gone.
 
     `files`: the adapters' files. Raises UnsupportedModel if the base cannot be divided,
-    RuntimeError if another rank has died.
+    InvalidParameter for a proposer of layers that it does not have, RuntimeError if another rank
+    has died.
     """
     base = load_sharded_base(config, links)
+    drafting = drafting_layers(config, base.config.num_hidden_layers)  # or both sides raise here
     profile_along(config, base, links.sums)
     try:
         pools = pipe.receive()
         assert isinstance(pools, OpenPools), "it is the first command"
         bound = base.bound_to(pools.base_id)
-        follower = Follower(config, bound, pools, pipe, rank, files, links.sums)
+        follower = Follower(config, bound, pools, pipe, rank, files, links.sums, drafting)
         follower.steps.capture()
         _log.info("rank_ready", extra=asdict(follower.measure()))
         follower.run(links.pulse.beat)
@@ -116,8 +118,10 @@ class Follower:
         rank: int,
         files: AdapterFiles,
         ranks: RankSums,
+        drafting: Iterable[str],
     ) -> None:
-        """`rank`: its number in the group. `ranks`: the connections to those of its stage."""
+        """`rank`: its number in the group. `ranks`: the connections to those of its stage.
+        `drafting`: the proposers that compute some layers alone, in the configuration's order."""
         self.base = base
         self.pipe = pipe
         self._files = files
@@ -150,8 +154,7 @@ class Follower:
             has_spare_blocks=serves_graphs(config, base),
             num_open_slots=pools.num_open_slots,
         )
-        argument = exit_argument(config)
-        first_layers = None if argument is None else open_first_layers(argument, base)
+        subsets = {name: open_subset(name, config, base) for name in drafting}
         graphs = open_decode_graphs(
             config,
             base,
@@ -160,7 +163,7 @@ class Follower:
             max_model_len=pools.max_model_len,
             is_shared=True,
         )
-        self.steps = FollowerSteps(base, self._cache, self.arena, ranks, first_layers, graphs)
+        self.steps = FollowerSteps(base, self._cache, self.arena, ranks, subsets, graphs)
         self._memory = RankMemory(rank, base, self.arena, kv_bytes=self._cache.num_bytes)
         self._report_time = 0.0
         """When the next report is due."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from ...adapters.arena import Arena
@@ -13,7 +13,6 @@ from ..execution.evictions import ObservingForward
 from ..kv.cache import KvCache
 from ..model.adapter_runs import adapter_runs
 from ..model.base_model import BaseModel
-from ..model.first_layers import FirstLayers
 from ..model.forward import (
     PagedForward,
     StepAdapters,
@@ -22,6 +21,7 @@ from ..model.forward import (
     run_model,
 )
 from ..model.inputs import SequenceChunk, make_inputs
+from ..model.layer_subset import LayerSubset
 from ..shards.rank_sums import RankSums
 from ..transfers import to_device
 from .commands import Chunk, Replayed, RunChunks, unpack_tables
@@ -38,13 +38,13 @@ class FollowerSteps:
         cache: KvCache,
         arena: Arena,
         ranks: RankSums,
-        first_layers: FirstLayers | None,
+        subsets: Mapping[str, LayerSubset],
         graphs: DecodeGraphs | None,
     ) -> None:
-        """`ranks`: of this one's stage. `first_layers`: of early exit; None without it. `graphs`:
-        those that every rank has; None without any."""
+        """`ranks`: of this one's stage. `subsets`: of the proposers that compute some layers alone.
+        `graphs`: those that every rank has; None without any."""
         self.masses = AttentionMasses()
-        self._first_layers = first_layers
+        self._subsets = subsets
         self._graphs = graphs
         self._base = base
         self._cache = cache
@@ -105,10 +105,9 @@ class FollowerSteps:
         self.masses.keep(observations)
 
     def _layers(self, command: RunChunks) -> AbstractContextManager[None]:
-        if not command.is_early_exit:
+        if command.drafting is None:
             return nullcontext()
-        assert self._first_layers is not None, "the ranks have one configuration"
-        return self._first_layers.only()
+        return self._subsets[command.drafting].only()
 
     def _build(self, chunks: Sequence[SequenceChunk], runs: Sequence[AdapterRun]) -> StepAdapters:
         num_decodes = sum(run.num_tokens == 1 for run in runs)

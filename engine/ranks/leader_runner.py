@@ -129,9 +129,9 @@ class LeaderRunner(ModelRunner):
         chunks: Sequence[SequenceChunk],
         leases: Sequence[Lease | None],
     ) -> StepOutput:
-        """See `ModelRunner.run_drafting`; the part is that of early exit. Raises RankLost."""
+        """See `ModelRunner.run_drafting`; the part is a `LayerSubset`. Raises RankLost."""
         with part.only():
-            self._followers.tell(_command(chunks, leases, is_early_exit=True))
+            self._followers.tell(_command(chunks, leases, drafting=part.name))
             return self._compute(chunks, leases)
 
     def run_chunks(
@@ -198,14 +198,14 @@ def _command(
     leases: Sequence[Lease | None],
     observations: Sequence[Observation] = (),
     *,
-    is_early_exit: bool = False,
+    drafting: str | None = None,
     num_pending: int = 0,
     replayed: Replayed | None = None,
 ) -> RunChunks:
     return RunChunks(
         tuple(map(_chunk_command, chunks, leases)),
         tuple(map(observed_command, observations)),
-        is_early_exit=is_early_exit,
+        drafting=drafting,
         num_pending=num_pending,
         replayed=replayed,
     )

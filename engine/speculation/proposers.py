@@ -10,7 +10,7 @@ from ..execution.runner import ModelRunner
 from ..model.base_model import BaseModel
 from .ngram import NgramProposer
 from .proposer import Proposer
-from .self_draft import open_early_exit, open_quantized
+from .self_draft import open_early_exit, open_quantized, open_skip
 
 Opener = Callable[[str, EngineConfig, BaseModel, ModelRunner], Proposer]
 """Its first argument is the text after the colon of the configuration, empty if there is none."""
@@ -32,6 +32,7 @@ OPENERS: dict[str, Opener] = {
     "early_exit": open_early_exit,
     "ngram": _open_ngram,
     "quantized": open_quantized,
+    "skip": open_skip,
 }
 
 

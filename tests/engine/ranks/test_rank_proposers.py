@@ -17,6 +17,7 @@ from support.ranks import followers_as_threads
 PROPOSERS = {
     "draft": "draft:{base}",
     "early_exit": "early_exit:1",
+    "skip": "skip:0",
     "medusa": "medusa:{heads}",
     "medusa_tree": "medusa_tree:{heads}",
 }
@@ -70,6 +71,12 @@ def test_drafts_give_the_tokens_of_one_rank_without_drafts(
     assert num_accepted > 0
 
 
-def test_an_early_exit_that_is_refused_leaves_no_follower(base: Path, tmp_path: Path) -> None:
-    with followers_as_threads(), pytest.raises(InvalidParameter, match="from 1 to 1"):
-        LocalEngine(base, tmp_path, tensor_parallel_size=2, speculation=("early_exit:2",))
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [("early_exit:2", "from 1 to 1"), ("skip:5", "the base has no layer 5")],
+)
+def test_layers_that_are_refused_leave_no_follower(
+    base: Path, tmp_path: Path, entry: str, complaint: str
+) -> None:
+    with followers_as_threads(), pytest.raises(InvalidParameter, match=complaint):
+        LocalEngine(base, tmp_path, tensor_parallel_size=2, speculation=(entry,))
