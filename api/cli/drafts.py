@@ -1,4 +1,4 @@
-"""`loraplex drafts`: trains heads for speculative decoding."""
+"""`loraplex drafts`: heads and layers that draft for speculative decoding."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from .draft_layers import layers as choose_layers
 from .engine_extra import need_engine
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
@@ -51,7 +52,7 @@ Train = Callable[[Training, "OnStep"], list[str]]
 
 @app.callback()
 def _root() -> None:
-    """Heads for speculative decoding."""
+    """Heads and layers that draft for speculative decoding."""
 
 
 @app.command()
@@ -116,6 +117,9 @@ def train(
     for line in _train(model, data, out, schedule, trains, max_tokens=max_tokens, device=device):
         typer.echo(line)
     typer.echo(f"Wrote {out}; serve with: --speculation {kind}:{out}")
+
+
+app.command("layers")(choose_layers)
 
 
 def _refuse_others(kind: Kind, of_kind: dict[Kind, dict[str, int | None]]) -> None:
