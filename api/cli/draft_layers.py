@@ -62,7 +62,7 @@ def layers(
     """Choose the layers that drafts of `--speculation skip:LAYERS` leave out, by measuring which
     draft tokens the base would accept and what a pass costs. The base is not changed."""
     need_engine("measuring")
-    choice = _choose(
+    choice = choose(
         model,
         texts,
         max_draft_tokens=max_draft_tokens,
@@ -105,7 +105,7 @@ class Choice(NamedTuple):
         return f"skip:{layers_text(self.best.left_out)}"
 
 
-def _choose(
+def choose(
     model: str,
     texts: Path,
     *,
@@ -115,7 +115,7 @@ def _choose(
     max_tokens: int,
     device: str,
 ) -> Choice:
-    """Raises CommandFailed for one text only, or a base of one layer."""
+    """Measures. Raises CommandFailed for one text only, or a base of one layer."""
     from ...engine.checkpoint.files import locate_base
     from ...engine.config import EngineConfig
     from ...engine.model.base_model import load_base_model

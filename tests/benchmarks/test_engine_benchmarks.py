@@ -34,6 +34,7 @@ from benchmarks import (
     bench_quantized_drafts,
     bench_quantized_serving,
     bench_rank_sums,
+    bench_skipped_layers,
     bench_speculation,
     bench_target_itl,
     drawn_base,
@@ -59,6 +60,7 @@ BENCHMARKS = {
     "speculation": bench_speculation,
     "drafts": bench_drafts,
     "quantized-drafts": bench_quantized_drafts,
+    "skipped-layers": bench_skipped_layers,
     "handover": bench_handover,
 }
 
