@@ -136,7 +136,7 @@ def choose(
     choosing, checking = (
         DraftTrial(
             base,
-            list(prefixes_of(half, prefixes // 2, max_tokens=longest)),
+            prefixes_of(half, prefixes // 2, max_tokens=longest),
             num_tokens=max_draft_tokens,
         )
         for half in (read[::2], read[1::2])

@@ -6,9 +6,10 @@ the draft's own follow them in a paged cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from random import Random
 
 from torch import Tensor
 
@@ -172,11 +173,13 @@ class DraftTrial:
 
 def prefixes_of(
     texts: Sequence[TrainingText], count: int, *, max_tokens: int
-) -> Iterator[Sequence[int]]:
-    """About `count` prefixes of these texts, of up to so many tokens, evenly spread over the tokens
-    to learn."""
-    for text in texts[:count]:
-        ends = range(max(2, text.num_context_tokens), min(len(text.token_ids), max_tokens + 1))
-        num_ends = min(len(ends), -(-count // len(texts)))
-        for index in range(num_ends):
-            yield text.token_ids[: ends[index * len(ends) // num_ends]]
+) -> list[Sequence[int]]:
+    """`count` prefixes of these texts, of up to so many tokens, fewer if there are no more. They
+    are drawn, always the same, from all that end before a token to learn."""
+    ends = [
+        (text, end)
+        for text in texts
+        for end in range(max(2, text.num_context_tokens), min(len(text.token_ids), max_tokens + 1))
+    ]
+    drawn = Random(0).sample(ends, min(count, len(ends)))
+    return [text.token_ids[:end] for text, end in drawn]

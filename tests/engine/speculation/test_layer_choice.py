@@ -209,13 +209,18 @@ def test_measured_costs_rank_passes_by_what_they_compute(
     assert costs.verification[0] >= 1.0
 
 
-def test_prefixes_are_spread_over_the_tokens_to_learn() -> None:
-    texts = [TrainingText(range(100), 40), TrainingText(range(12), 0)]
-    found = [len(each) for each in prefixes_of(texts, 8, max_tokens=90)]
-    assert found == [40, 52, 65, 78, 2, 4, 7, 9]
+def test_prefixes_are_drawn_from_all_that_end_before_a_token_to_learn() -> None:
+    texts = [TrainingText(range(100), 40), TrainingText(range(200, 212), 0)]
+    every = prefixes_of(texts, 999, max_tokens=90)
+    assert sorted(map(len, every)) == sorted([*range(40, 91), *range(2, 12)])
+    assert all(list(each) == list(range(each[0], each[0] + len(each))) for each in every)
+    few = [len(each) for each in prefixes_of(texts, 8, max_tokens=90)]
+    assert len(set(few)) == 8
+    assert max(few) > 60
+    assert few == [len(each) for each in prefixes_of(texts, 8, max_tokens=90)]
 
 
 def test_texts_without_room_for_a_draft_are_refused(base: BaseModel) -> None:
-    none = list(prefixes_of([TrainingText(range(100), 95)], 8, max_tokens=90))
+    none = prefixes_of([TrainingText(range(100), 95)], 8, max_tokens=90)
     with pytest.raises(InvalidParameter, match="no text leaves room for a draft"):
         DraftTrial(base, none, num_tokens=NUM_TOKENS)
