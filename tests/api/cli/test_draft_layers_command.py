@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from loraplex.api import cli
+from loraplex.api.cli.draft_layers import Choice
 from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.cli.speculation import parse_speculation
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.engine.speculation import draft_costs, draft_trial
+from loraplex.engine.speculation.layer_choice import Forecast
 from support.medusa import write_demo_texts
 
 BASE = WEIGHTS / "base"
@@ -72,6 +74,23 @@ def test_says_so_if_no_set_pays(
     assert "No set of layers pays on these texts" in printed
     assert "--speculation" not in printed
     assert json.loads(results.read_text())["option"] is None
+
+
+@pytest.mark.parametrize(
+    ("left_out", "ratio", "option"),
+    [
+        ({1, 2}, 1.2, "skip:1-2"),
+        ({0, 3}, 1.2, "skip:0,3"),
+        ({2, 3}, 1.2, "early_exit:2"),
+        ({1, 2}, 1.0, None),
+    ],
+)
+def test_the_last_layers_are_left_out_by_early_exit(
+    left_out: set[int], ratio: float, option: str | None
+) -> None:
+    best = Forecast(frozenset(left_out), [0.5], 1, ratio)
+    costs = draft_costs.DraftCosts(0.1, [1.1], 4)
+    assert Choice(costs, [], best, 8).option == option
 
 
 @pytest.mark.parametrize(
