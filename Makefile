@@ -20,7 +20,7 @@ BUNDLE := api/static/console
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching pipeline rank-sums prefix border agent paging target-itl slo fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load cold-load speculation suffix drafts adapter-heads quantized-drafts grammars api api-pairs mixed-step prompts shared-queues admission \
+	adapter-load cold-load speculation suffix drafts adapter-heads quantized-drafts skipped-layers grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet fleet-fairness divided-ends handover
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray test-tune tune-check tune-demo tune-evidence image-check \
@@ -232,6 +232,7 @@ bench-cold-load: ## the stages of a cold adapter's TTFT, and what overlapping th
 bench-speculation: ## speculative against plain decoding: friendly work, hostile work, full batches
 bench-suffix: ## drafts from outputs of earlier requests beside prompt lookup: calls of an agent, alike sentences
 bench-quantized-drafts: ## the demo's base with its own quantized copy as its draft: speed, acceptance and cost by draft length
+bench-skipped-layers: ## the demo's base without some of its layers as its draft, chosen by measurement, beside early exit
 bench-drafts: ## an EAGLE head on the demo's base, one stream: speed, acceptance and cost by draft length
 bench-adapter-heads: ## heads trained further under an adapter against the base's head: acceptance and speed under both
 bench-mixed-step: ## what adapters add to a decode step of the engine, beside their bytes

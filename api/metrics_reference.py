@@ -55,8 +55,8 @@ rate(loraplex_prefix_cache_hit_tokens_total[5m])
 ```
 """
 _OF_SPECULATION = """
-These metrics are labelled by proposer (`ngram`, `suffix`, `draft`, `early_exit`, `quantized`,
-`medusa`, `medusa_tree`, `eagle`, `eagle_tree`, `mtp`).
+These metrics are labelled by proposer (`ngram`, `suffix`, `draft`, `early_exit`, `skip`,
+`quantized`, `medusa`, `medusa_tree`, `eagle`, `eagle_tree`, `mtp`).
 Those of the engine come from its last snapshot, as above. Adapters are only counted;
 `loraplex adapters why` shows the figures of one version.
 """

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 import torch
 from benchmarks.bench_drafts import counted
@@ -37,6 +38,18 @@ OUTPUTS = ("gate_proj.weight", "up_proj.weight", "gate_proj.lora_B.weight", "up_
 """Whose rows are intermediate features."""
 INPUTS = ("down_proj.weight", "down_proj.lora_A.weight")
 """Whose columns are."""
+
+
+class Load(Protocol):
+    """How much is decoded for one row of the table."""
+
+    @property
+    def num_jobs(self) -> int:
+        """The answers of a round."""
+
+    @property
+    def rounds(self) -> int:
+        """Those of which the median counts."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,7 @@ def arms(
 
 
 def measured(
-    plan: Plan, plain: Arm, drafting: Arm, work: str, length: int | None
+    plan: Load, plain: Arm, drafting: Arm, work: str, length: int | None
 ) -> tuple[Row, int]:
     """Races at one draft length, and how many answers differed."""
     jobs = demo_work()[work]

@@ -71,7 +71,7 @@ row of logits."""
 MAX_RANKS = 64
 """Of a tensor-parallel group."""
 PROPOSERS = (
-    *("ngram", "suffix", "draft", "early_exit"),
+    *("ngram", "suffix", "draft", "early_exit", "skip"),
     *("medusa", "medusa_tree", "eagle", "eagle_tree", "quantized", "mtp"),
 )
 """The allowed names in `EngineConfig.speculation`."""
@@ -243,10 +243,10 @@ class EngineConfig:
     """Target TTFT: a request that cannot meet it behind its tenant's others is refused at once; one
     that waits too long lets the later ones of its queue pass for 30 s."""
     speculation: Annotated[tuple[str, ...], Option(metavar="PROPOSER[:WHAT],...")] = ()
-    """Speculative decoding: ngram, suffix, draft:MODEL, early_exit:LAYERS (a number),
-    quantized:FORMAT (as of `quantization`), medusa:CHECKPOINT, medusa_tree:CHECKPOINT,
-    eagle:CHECKPOINT, eagle_tree:CHECKPOINT (a folder) or mtp (the base's own head); or off. Of
-    several, the fastest is used."""
+    """Speculative decoding: ngram, suffix, draft:MODEL, early_exit:LAYERS (a number), skip:LAYERS
+    (such as 3,5,8-10), quantized:FORMAT (as of `quantization`), medusa:CHECKPOINT,
+    medusa_tree:CHECKPOINT, eagle:CHECKPOINT, eagle_tree:CHECKPOINT (a folder) or mtp (the base's
+    own head); or off. Of several, the fastest is used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
     adapter_draft_heads: Annotated[int, Option(minimum=0, maximum=1024)] = 0
@@ -433,6 +433,7 @@ class EngineConfig:
         has_stages = self.pipeline_parallel_size > 1
         is_refused_proposer = {
             "early_exit": has_stages,
+            "skip": has_stages,
             "eagle": True,
             "eagle_tree": True,
             "mtp": True,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .config import PROPOSERS, Quantization
 from .errors import InvalidParameter
+from .layer_numbers import parse_layers
 
 OFF = "off"
 DEFAULT_PROPOSERS = ("ngram",)
@@ -15,6 +16,7 @@ ARGUMENTS: dict[str, str | None] = {
     "suffix": None,
     "draft": "MODEL",
     "early_exit": "LAYERS",
+    "skip": "LAYERS",
     "medusa": "CHECKPOINT",
     "medusa_tree": "CHECKPOINT",
     "eagle": "CHECKPOINT",
@@ -30,7 +32,9 @@ def parse_proposers(values: Sequence[str]) -> tuple[str, ...]:
 
     Raises InvalidParameter for errors that can be detected before the base is loaded.
     """
-    entries = [entry.strip() for value in values for entry in value.split(",") if entry.strip()]
+    entries = _joined(
+        entry.strip() for value in values for entry in value.split(",") if entry.strip()
+    )
     if entries == [OFF]:
         return ()
     names = []
@@ -42,6 +46,17 @@ def parse_proposers(values: Sequence[str]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise InvalidParameter("speculation", "a proposer is named twice")
     return tuple(entries)
+
+
+def _joined(parts: Iterable[str]) -> list[str]:
+    """The entries, of parts between commas: a list of layers has commas too."""
+    entries: list[str] = []
+    for part in parts:
+        if part[0].isdecimal() and entries and entries[-1].startswith("skip:"):
+            entries[-1] += f",{part}"
+        else:
+            entries.append(part)
+    return entries
 
 
 def _objection(name: str, argument: str) -> str | None:
@@ -57,6 +72,8 @@ def _objection(name: str, argument: str) -> str | None:
         return f"{name} needs an argument: {name}:{needed}"
     if name == "early_exit" and (not argument.isdecimal() or int(argument) < 1):
         return f"{name} needs a number of layers, not {argument}"
+    if name == "skip":
+        parse_layers(argument)
     formats = [each for each in Quantization if each is not Quantization.NONE]
     if name == "quantized" and argument not in formats:
         return f"{name} needs one of {', '.join(formats)}, not {argument}"

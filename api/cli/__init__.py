@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, str] = {
     "demo": "Serve three small adapters of two tenants and query them concurrently.",
     "bench": "Measure serving speed on this machine.",
     "quantize": "Make a quantized checkpoint, calibrated with a text.",
-    "drafts": "Train heads for speculative decoding.",
+    "drafts": "Train heads and choose layers for speculative decoding.",
 }
 
 ASKING_A_SERVER = frozenset(

@@ -1,4 +1,4 @@
-"""`loraplex drafts`: trains heads for speculative decoding."""
+"""`loraplex drafts`: heads and layers that draft for speculative decoding."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from .draft_layers import layers as choose_layers
 from .engine_extra import need_engine
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
@@ -53,7 +54,7 @@ Train = Callable[[Training, "OnStep"], list[str]]
 
 @app.callback()
 def _root() -> None:
-    """Heads for speculative decoding."""
+    """Heads and layers that draft for speculative decoding."""
 
 
 @app.command()
@@ -193,6 +194,9 @@ def attach(
     _claim(out)
     attach_head(loaded, adapter, out)
     typer.echo(f"Wrote {out}; push it with: loraplex adapters push {out}")
+
+
+app.command("layers")(choose_layers)
 
 
 def _refuse_others(kind: Kind, of_kind: dict[Kind, dict[str, object]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -41,7 +41,7 @@ def plan_engine(
     *,
     head_bytes: int = 0,
     eagle: EagleDemand | None = None,
-    num_exit_layers: int = 0,
+    drafting_layers: Iterable[Sequence[int]] = (),
     ranks: RankSums | None = None,
     num_ranks_here: int = 1,
 ) -> MemoryPlan:
@@ -49,14 +49,15 @@ def plan_engine(
 
     `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
     of loaded Medusa heads. `eagle`: that of a loaded EAGLE head or multi-token head.
-    `num_exit_layers`: those of early exit. `ranks`: the connections to those that call
-    `profile_along` meanwhile; None: there is one rank. `num_ranks_here`: the ranks that share the
-    memory of a host.
+    `drafting_layers`: those of each proposer that computes some alone. `ranks`: the connections to
+    those that call `profile_along` meanwhile; None: there is one rank. `num_ranks_here`: the ranks
+    that share the memory of a host.
     """
     groups = groups_of(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
     activation_bytes += config.max_num_seqs * _state_bytes(base)
-    num_drafting_layers = num_exit_layers + (len(base.kv_shapes) if base.rounded_bytes else 0)
+    num_drafting_layers = sum(map(len, drafting_layers))
+    num_drafting_layers += len(base.kv_shapes) if base.rounded_bytes else 0
     graph_bytes = _graph_bytes(
         config, base, groups, has_adapters=True, num_drafting_layers=num_drafting_layers
     )

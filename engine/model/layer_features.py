@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from .attention_windows import LayerProbe
-from .first_layers import layer_list
 from .forward import run_model
+from .layer_subset import layer_list
 
 
 class LayerFeatures:

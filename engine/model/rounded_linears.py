@@ -34,6 +34,8 @@ class RoundedLinears:
 
     name = QUANTIZED
 
+    name = QUANTIZED
+
     def __init__(self, base: BaseModel) -> None:
         """`base`: loaded with rounded linear layers and experts."""
         self._base = base

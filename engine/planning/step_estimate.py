@@ -9,7 +9,7 @@ from ..execution.graph_bytes import fixed_graph_bytes
 from ..execution.profiling import PROFILE_CONTEXT
 from ..memory.kv_demands import kv_groups
 from ..model.expected_base import ExpectedBase
-from ..model.first_layers import num_exit_layers
+from ..model.layer_subset import drafting_layers
 
 _RESIDUALS = 4
 """Tensors of `[rows, hidden size]` beside the widest layer: the tokens' embeddings, the residual
@@ -47,7 +47,8 @@ def graph_bytes(config: EngineConfig, base: ExpectedBase) -> int:
     )
     step = max(_layer_bytes(base, num_rows), _logits_bytes(base, num_rows))
     num_layers = len(base.kv_shapes)
-    num_drafting = num_exit_layers(config) + (num_layers if base.rounded_bytes else 0)
+    num_drafting = sum(map(len, drafting_layers(config, num_layers).values()))
+    num_drafting += num_layers if base.rounded_bytes else 0
     return step + fixed_graph_bytes(
         config,
         layout,

@@ -28,6 +28,7 @@ from ..messages import RankStats
 from ..model.base_model import BaseModel
 from ..model.block_preparation import BlockPreparation
 from ..model.drafting_parts import open_drafting_parts
+from ..model.layer_subset import drafting_layers
 from ..model.row_magnitudes import RowMagnitudes
 from ..model.sharded_base import load_sharded_base
 from ..shards.group_links import GroupLinks
@@ -88,9 +89,11 @@ def follow(
     """Load this rank's part and do what rank 0 says, until it is gone.
 
     `files`: the adapters' files. Raises UnsupportedModel if the base cannot be divided,
-    RuntimeError if another rank has died.
+    InvalidParameter for a proposer of layers that it does not have, RuntimeError if another rank
+    has died.
     """
     base = load_sharded_base(config, links)
+    drafting_layers(config, base.config.num_hidden_layers)  # both sides refuse it here
     profile_along(config, base, links.sums)
     try:
         pools = pipe.receive()

@@ -10,7 +10,7 @@ from ..execution.runner import ModelRunner
 from ..model.base_model import BaseModel
 from .ngram import NgramProposer
 from .proposer import Proposer
-from .self_draft import open_early_exit, open_quantized
+from .self_draft import open_early_exit, open_quantized, open_skip
 from .suffix import SuffixProposer
 
 Opener = Callable[[str, EngineConfig, BaseModel, ModelRunner], Proposer]
@@ -42,6 +42,7 @@ OPENERS: dict[str, Opener] = {
     "ngram": _open_ngram,
     "quantized": open_quantized,
     "suffix": _open_suffix,
+    "skip": open_skip,
 }
 
 

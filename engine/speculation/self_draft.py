@@ -1,9 +1,10 @@
 """Self-speculation: a cheaper form of the base proposes tokens, with the request's own adapter.
 
-`early_exit`: its first layers with its norm and head (Draft & Verify, Zhang et al. 2023; LayerSkip,
-Elhoushi et al. 2024). `quantized`: all layers with rounded weights (QuantSpec, Tiwari et al. 2025,
-which rounds the KV cache too). Neither has a cache of its own: a draft token writes its keys and
-values where verification writes those of the base.
+`early_exit`: its first layers with its norm and head (LayerSkip, Elhoushi et al. 2024). `skip`:
+all but a set of layers that was chosen by measurement (Draft & Verify, Zhang et al. 2024; SWIFT,
+Xia et al. 2025). `quantized`: all layers with rounded weights (QuantSpec, Tiwari et al. 2025, which
+rounds the KV cache too). None has a cache of its own: a draft token writes its keys and values
+where verification writes those of all layers.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..draft import Draft
 from ..execution.runner import ModelRunner, StepOutput
 from ..model.base_model import BaseModel
 from ..model.drafting_part import DraftingPart
-from ..model.first_layers import open_first_layers
 from ..model.inputs import SequenceChunk
+from ..model.layer_subset import EARLY_EXIT, SKIP, open_subset
 from ..model.rounded_linears import RoundedLinears
 from ..request import Request
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
@@ -99,11 +100,19 @@ def _last_token(chain: GrowingChain) -> SequenceChunk:
 
 
 def open_early_exit(
-    argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
+    _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
 ) -> SelfDraftProposer:
-    """`argument`: of how many layers. Raises InvalidParameter or UnsupportedModel."""
-    layers = open_first_layers(argument, base)
-    return SelfDraftProposer(layers, runner, make_drawing(config.acceptance))
+    """Raises InvalidParameter or UnsupportedModel."""
+    part = open_subset(EARLY_EXIT, config, base)
+    return SelfDraftProposer(part, runner, make_drawing(config.acceptance))
+
+
+def open_skip(
+    _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
+) -> SelfDraftProposer:
+    """Raises InvalidParameter or UnsupportedModel."""
+    part = open_subset(SKIP, config, base)
+    return SelfDraftProposer(part, runner, make_drawing(config.acceptance))
 
 
 def open_quantized(

@@ -1,4 +1,4 @@
-"""Reads texts for training draft heads: JSON lines, tokenized like requests."""
+"""Reads texts for the training and measurement of drafts: JSON lines, tokenized like requests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ class TrainingText(NamedTuple):
     """The first ones, which are given and not learned."""
 
 
-def read_texts(path: Path, tokenizer: Tokenizer, *, max_tokens: int) -> list[TrainingText]:
+def read_texts(
+    path: Path, tokenizer: Tokenizer, *, max_tokens: int, param: str = "data"
+) -> list[TrainingText]:
     """Each line is `{"text": ...}`, learned completely; `{"messages": [...]}`, of which the last
     message is learned, possibly with `tools`; or `{"prompt": ..., "completion": ...}`, of which the
     completion is. Texts are truncated to `max_tokens`; very short texts are skipped.
 
-    Raises InvalidParameter with the line that is none of them, or if no text remains.
+    Raises InvalidParameter for `param` with the line that is none of them, or if no text remains.
     """
     texts = []
     with path.open("rb") as lines:
@@ -37,12 +39,12 @@ def read_texts(path: Path, tokenizer: Tokenizer, *, max_tokens: int) -> list[Tra
             try:
                 text = _tokenized(json.loads(line), tokenizer)
             except (ValueError, TypeError, KeyError, EngineError) as exc:
-                raise InvalidParameter("data", f"line {number}: {exc}") from exc
+                raise InvalidParameter(param, f"line {number}: {exc}") from exc
             text = text._replace(token_ids=text.token_ids[:max_tokens])
             if len(text.token_ids) >= max(MIN_TOKENS, text.num_context_tokens + 1):
                 texts.append(text)
     if not texts:
-        raise InvalidParameter("data", f"{path} has no text of {MIN_TOKENS} tokens or more")
+        raise InvalidParameter(param, f"{path} has no text of {MIN_TOKENS} tokens or more")
     return texts
 
 

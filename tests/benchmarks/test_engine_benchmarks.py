@@ -36,6 +36,7 @@ from benchmarks import (
     bench_quantized_drafts,
     bench_quantized_serving,
     bench_rank_sums,
+    bench_skipped_layers,
     bench_speculation,
     bench_suffix,
     bench_target_itl,
@@ -64,6 +65,7 @@ BENCHMARKS = {
     "drafts": bench_drafts,
     "adapter-heads": bench_adapter_heads,
     "quantized-drafts": bench_quantized_drafts,
+    "skipped-layers": bench_skipped_layers,
     "handover": bench_handover,
 }
 

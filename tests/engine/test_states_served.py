@@ -129,6 +129,10 @@ def test_a_prompt_is_reused_up_to_its_last_full_block_and_the_rest_computed(tmp_
     ("options", "said"),
     [
         (
+            {"speculation": ("skip:1",)},
+            "speculation is not supported for a model with states",
+        ),
+        (
             {"speculation": ("early_exit:1",)},
             "speculation is not supported for a model with states",
         ),

@@ -21,6 +21,8 @@ from support.fake_engine import fake_info
         (["off"], ()),
         (["ngram", "draft:/models/small"], ("ngram", "draft:/models/small")),
         (["early_exit:4, ngram"], ("early_exit:4", "ngram")),
+        (["skip:3, 5,8-10,ngram"], ("skip:3,5,8-10", "ngram")),
+        (["ngram", "skip:3", "5"], ("ngram", "skip:3,5")),
         (["medusa:heads.safetensors,"], ("medusa:heads.safetensors",)),
     ],
 )
@@ -36,8 +38,8 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
     [
         (
             ["hydra"],
-            "hydra is not one of ngram, suffix, draft, early_exit, medusa, medusa_tree, eagle, "
-            "eagle_tree, quantized, mtp",
+            "hydra is not one of ngram, suffix, draft, early_exit, skip, medusa, medusa_tree, "
+            "eagle, eagle_tree, quantized, mtp",
         ),
         (["off,ngram"], "off cannot be combined with other proposers"),
         (["ngram", "ngram"], "is named twice"),
@@ -53,6 +55,13 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
         (["early_exit"], "early_exit:LAYERS"),
         (["early_exit:many"], "a number of layers, not many"),
         (["early_exit:0"], "a number of layers, not 0"),
+        (["skip"], "skip:LAYERS"),
+        (["skip:1,one"], "one is not one of"),
+        (["skip:1-"], "'1-' is neither a layer nor a range"),
+        (["skip:5-3"], "'5-3' is neither a layer nor a range"),
+        (["skip:0-99999999"], "neither a layer nor a range"),
+        (["skip:1-4,2"], "names a layer twice"),
+        (["ngram,5"], "5 is not one of"),
         (["quantized:int3"], "one of int8, int4, fp8, nf4, mxfp4, not int3"),
         (["quantized:none"], "one of int8, int4, fp8, nf4, mxfp4, not none"),
     ],

@@ -19,6 +19,7 @@ PROPOSERS = {
     "draft": "draft:{base}",
     "early_exit": "early_exit:1",
     "quantized": "quantized:int4",
+    "skip": "skip:0",
     "medusa": "medusa:{heads}",
     "medusa_tree": "medusa_tree:{heads}",
 }
@@ -81,6 +82,12 @@ def test_experts_of_ranks_draft_with_their_rounded_copies(tmp_path: Path) -> Non
     assert num_accepted > 0
 
 
-def test_an_early_exit_that_is_refused_leaves_no_follower(base: Path, tmp_path: Path) -> None:
-    with followers_as_threads(), pytest.raises(InvalidParameter, match="from 1 to 1"):
-        LocalEngine(base, tmp_path, tensor_parallel_size=2, speculation=("early_exit:2",))
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [("early_exit:2", "from 1 to 1"), ("skip:5", "the base has no layer 5")],
+)
+def test_layers_that_are_refused_leave_no_follower(
+    base: Path, tmp_path: Path, entry: str, complaint: str
+) -> None:
+    with followers_as_threads(), pytest.raises(InvalidParameter, match=complaint):
+        LocalEngine(base, tmp_path, tensor_parallel_size=2, speculation=(entry,))

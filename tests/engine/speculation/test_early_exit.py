@@ -21,8 +21,8 @@ from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel, load_base_model
-from loraplex.engine.model.first_layers import FirstLayers
 from loraplex.engine.model.inputs import SequenceChunk
+from loraplex.engine.model.layer_subset import LayerSubset
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.drawing import make_drawing
@@ -40,7 +40,8 @@ PROMPTS = [[7, 1, 12, 90], [3, 3, 5] * 6, [200, 41], list(range(40, 71)), [9] * 
 def open_all_layers(
     _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
 ) -> SelfDraftProposer:
-    layers = FirstLayers(base.model, base.config, base.config.num_hidden_layers)
+    every = range(base.config.num_hidden_layers)
+    layers = LayerSubset("early_exit", base.model, base.config, every)
     return SelfDraftProposer(layers, runner, make_drawing(config.acceptance))
 
 
@@ -103,7 +104,7 @@ def test_of_what_all_layers_draft_everything_is_accepted(
     temperature: float,
 ) -> None:
     monkeypatch.setitem(OPENERS, "early_exit", open_all_layers)
-    engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:2",), acceptance=acceptance)
+    engine = LocalEngine(tiny_base, tmp_path, speculation=("early_exit:1",), acceptance=acceptance)
     _, num_drafted, num_accepted = answer_all(engine, adapter_folders, temperature)
     assert num_accepted == num_drafted > 60
 
@@ -128,7 +129,7 @@ def test_early_logits_are_those_of_the_model_cut_to_its_first_layers(
     path = save_family(tmp_path, model_type, {**differences, **FOUR_LAYERS})
     cut, whole = load_cut(path, 2), load_cut(path, 4)
     base = load_base_model(EngineConfig(str(path), device="cpu"))
-    layers = FirstLayers(base.model, base.config, 2)
+    layers = LayerSubset("early_exit", base.model, base.config, range(2))
     sequence = torch.randint(VOCAB_SIZE, (21,), generator=torch.Generator().manual_seed(1))
 
     with layers.only():
@@ -180,15 +181,15 @@ def test_a_model_that_goes_another_way_through_its_layers_is_refused_by_name(
 ) -> None:
     config = SimpleNamespace(num_hidden_layers=3, model_type="winding")
     layers = model.layers
-    with pytest.raises(UnsupportedModel, match="winding does not run its first layers"):
-        FirstLayers(model, config, 2)
+    with pytest.raises(UnsupportedModel, match="winding does not run without some layers"):
+        LayerSubset("early_exit", model, config, range(2))
     assert model.layers is layers
 
 
 @pytest.mark.parametrize("argument", ["", "0", "2", "-1", "1.5", "one"])
 def test_another_number_of_layers_is_refused(tiny_base: Path, argument: str) -> None:
     base = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2))
-    config = EngineConfig(str(tiny_base))
+    config = EngineConfig(str(tiny_base), speculation=(f"early_exit:{argument}",))
     with pytest.raises(InvalidParameter, match="early_exit takes a number of layers from 1 to 1"):
         open_early_exit(argument, config, base, None)  # type: ignore[arg-type]
 
@@ -206,7 +207,7 @@ def spoil_drafts(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyPa
 
     def run(chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None], *_: Any) -> StepOutput:
         nonlocal num_calls, fails_next
-        if len(engine.core.parts.base.model.model.layers) > 1:
+        if "forward" not in engine.core.parts.base.model.model.layers[1].__dict__:
             fails, fails_next = fails_next, False
             if fails and len(chunks) > 1:  # who fails alone is ended
                 raise RuntimeError("the device is out of memory")
@@ -282,7 +283,8 @@ class BreakingRunner:
 
 
 def test_a_draft_whose_numbers_break_down_ends_and_leaves_none_of_them_behind() -> None:
-    runner, layers = BreakingRunner(), SimpleNamespace(name="early_exit", only=nullcontext)
+    runner = BreakingRunner()
+    layers = SimpleNamespace(name="early_exit", only=nullcontext)
     drawing = make_drawing(Acceptance.COUPLED)
     proposer = SelfDraftProposer(cast(Any, layers), cast(Any, runner), drawing)
     submitted = GenerationRequest("r", "acme", [1, 2, 3], SamplingParams(max_tokens=8))
