@@ -246,6 +246,7 @@ def test_every_option_is_told_of() -> None:
     assert options - told == set()
     others = {
         "--adapter-draft-heads",
+        "--kv-dtype",
         "--max-model-len",
         "--name",
         "--quantize",
