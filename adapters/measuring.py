@@ -46,7 +46,7 @@ def measure(
 ) -> Measured:
     """Hash and check every tensor, and measure the changes.
 
-    Raises AdapterRejected if a value is out of range or if nothing has an effect.
+    Raises AdapterRejected if a value is out of range or if nothing has an effect on answers.
     """
     hashes: list[TensorDigest] = []
     deltas: list[ModuleDelta] = []
@@ -57,6 +57,7 @@ def measure(
         )
         deltas.append(ModuleDelta(part.module, _norm(part, a, b)))
     inert: list[str] = []
+    has_effect = any(delta.norm for delta in deltas)
     for extra in binding.auxiliary:
         if extra.is_derived:
             continue
@@ -66,9 +67,12 @@ def measure(
         check_range(values, extra.tensor.name, scale=extra.scale, serving_dtype=serving_dtype)
         if not values.any() or _is_the_bases(extra, values, layout):
             inert.append(extra.tensor.name)
-    num_auxiliary = sum(not extra.is_derived for extra in binding.auxiliary)
-    if len(inert) == num_auxiliary and not any(delta.norm for delta in deltas):
-        raise AdapterRejected("no_effect", "every product of B and A, and all else, is zero")
+        elif extra.extra.kind is not ExtraKind.DRAFT_HEAD:  # no answer depends on one
+            has_effect = True
+    if not has_effect:
+        raise AdapterRejected(
+            "no_effect", "every product of B and A, and all else but a draft head, is zero"
+        )
     return Measured(tuple(hashes), tuple(deltas), tuple(inert))
 
 

@@ -181,8 +181,8 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Lower alpha or train with a smaller learning rate.",
     ),
     "no_effect": Rejection(
-        "Every product B·A and every auxiliary tensor is zero or equal to the base's: the "
-        "adapter has no effect.",
+        "Every product B·A and every auxiliary tensor but a draft head is zero or equal to the "
+        "base's: the adapter has no effect.",
         "Train it first; PEFT initializes B with zeros.",
     ),
     # the examination itself

@@ -312,6 +312,14 @@ def test_what_acts_without_any_product_is_not_called_ineffective(
     assert refusal(silent, FULL, tmp_path / "other", **WHOLE).reason == "no_effect"
 
 
+@pytest.mark.parametrize("others", [{}, IDLE], ids=["alone", "beside zeros"])
+def test_a_draft_head_is_no_effect_of_an_adapter(others: dict[str, Matrix], tmp_path: Path) -> None:
+    """Alone it would be an adapter of which most servers hold nothing."""
+    head = {f"{PREFIX}draft_head.{'0' * 64}": np.ones(40, np.float32)}
+    adapter = write_adapter(tmp_path / "adapter", others | head)
+    assert refusal(adapter, FULL, tmp_path / "block").reason == "no_effect"
+
+
 @pytest.mark.parametrize(("tensors", "config"), ACTING_ALONE.values(), ids=ACTING_ALONE.keys())
 @pytest.mark.parametrize(
     ("value", "reason"), [(np.nan, "non_finite_weights"), (1e5, "weights_overflow")]
