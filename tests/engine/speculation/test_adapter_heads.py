@@ -199,6 +199,19 @@ def test_a_deleted_adapters_head_is_erased_in_every_form(
     assert packed(proposer_of(engine)._steps.head).norms.output.any()
 
 
+def test_an_erased_packed_head_leaves_its_adapters_weights(
+    engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines("base", 1)
+    generate(engine, [engine.add_adapter(folder / "with-first")], monkeypatch)
+    heads, arena = ready_heads(engine), engine.core.parts.tiers.arena
+    (row,) = heads._ready
+    before = arena.flat.clone()
+    heads.forget(row)
+    assert arena.draft_head(row) is not None
+    assert torch.equal(arena.flat, before)
+
+
 def test_without_room_the_bases_head_drafts_until_another_one_was_idle_for_long(
     engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
