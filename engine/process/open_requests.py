@@ -116,12 +116,12 @@ class OpenRequests:
             raise objection
 
     def _send(self, stream: RequestStream) -> None:
-        stream.num_submissions += 1
         request = as_left(stream)
         num_lone_steps = self._quarantine.num_lone_steps(request)
         if num_lone_steps > request.num_lone_steps:
             request = replace(request, num_lone_steps=num_lone_steps)
         self._supervisor.send(Submit(request))
+        stream.num_submissions += 1
 
     def _abort(self, stream: RequestStream) -> None:
         if self._supervisor.is_ready:

@@ -101,8 +101,14 @@ class RequestStreams:
 
 
 def as_left(stream: RequestStream) -> GenerationRequest:
-    """The request as it is sent now: after its first submission, with the time that it has left."""
+    """The request as it is sent now: after its first submission, with the time that it has left.
+
+    The output of one that is sent again is not remembered: an earlier engine may have been told to
+    forget it.
+    """
     request = stream.request
+    if stream.num_submissions:
+        request = replace(request, remembers_output=False)
     if stream.expiry is None:
         return request
     seconds = stream.expiry.when() - DEADLINE_SLACK_SECONDS

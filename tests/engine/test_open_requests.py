@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -115,6 +116,21 @@ def test_a_request_that_is_sent_again_keeps_its_deadline(
         assert first.deadline_seconds == 10.0
         assert second.deadline_seconds is not None
         assert 9.0 < second.deadline_seconds < 9.995
+
+    asyncio.run(scenario())
+
+
+def test_the_output_of_a_request_that_is_sent_again_is_not_remembered(
+    requests: OpenRequests, supervisor: FakeSupervisor
+) -> None:
+    """The process that was told to forget it is gone."""
+
+    async def scenario() -> None:
+        requests.submit(replace(make("waits", GOOD), remembers_output=True), None)
+        requests.settle()
+        requests.resubmit()
+        sent = (message for message in supervisor.sent if isinstance(message, Submit))
+        assert [each.request.remembers_output for each in sent] == [True, False]
 
     asyncio.run(scenario())
 
