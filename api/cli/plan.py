@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-COUNTED = ("ngram", "early_exit", "quantized")
-"""The proposers without weights, and the one whose weights follow from the base's."""
+COUNTED = ("ngram", "suffix", "early_exit", "skip", "quantized")
+"""The proposers without weights of their own, and the one whose weights follow from the base's."""
 
 
 class _Answer(NamedTuple):

@@ -160,9 +160,22 @@ def test_the_rounded_copy_for_drafts_is_planned_for(run: Run, tiny_base: Path) -
     assert "rounded weights" in out
 
 
+@pytest.mark.parametrize("proposer", ["suffix", "early_exit:1", "skip:0"])
+def test_proposers_without_weights_need_no_further_memory_on_the_cpu(
+    run: Run, tiny_base: Path, proposer: str
+) -> None:
+    planned = ask(run, tiny_base, "--speculation", proposer)
+    assert planned["device_bytes"] == ask(run, tiny_base)["device_bytes"]
+    assert planned["options"][planned["options"].index("--speculation") + 1] == proposer
+
+
 @pytest.mark.parametrize(
     ("proposer", "message"),
-    [("eagle:./head", "weights of eagle are not planned for"), ("quantized:int3", "int8, int4")],
+    [
+        ("eagle:./head", "weights of eagle are not planned for"),
+        ("mtp", "weights of mtp are not planned for"),
+        ("quantized:int3", "int8, int4"),
+    ],
 )
 def test_a_proposer_that_cannot_be_planned_for_is_refused(
     run: Run, tiny_base: Path, proposer: str, message: str
