@@ -35,8 +35,9 @@ def layers(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help='Two texts or more, like what is served. JSON lines: {"text": "..."}, or '
-            '{"messages": [...]} (measures in the last).',
+            help='Two texts or more, like what is served. JSON lines: {"text": "..."}, '
+            '{"messages": [...]} (measures in the last) or '
+            '{"prompt": "...", "completion": "..."}.',
         ),
     ],
     max_draft_tokens: Annotated[
