@@ -25,7 +25,7 @@ const GROUPS: readonly (readonly [string, readonly string[]])[] = [
     "max_num_seqs", "max_num_batched_tokens", "target_itl_ms", "target_ttft_ms", "async_scheduling", "enforce_eager", "num_threads",
     "num_loader_threads", "loader_duty",
   ]],
-  ["Speculative decoding", ["speculation", "max_draft_tokens", "acceptance"]],
+  ["Speculative decoding", ["speculation", "max_draft_tokens", "adapter_draft_heads", "acceptance"]],
   ["Queues and fairness", ["max_queued", "max_queued_per_tenant", "tenant_cap", "adapter_wait_seconds", "max_pins"]],
   ["Adapters", ["max_full_matrix_mib", "require_confinement", "reference_base", "max_reference_kl"]],
   ["Ranks, stages and fleet", [
