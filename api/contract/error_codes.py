@@ -208,7 +208,7 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
     "adapter_not_composable": ErrorCode(
         400,
         "An adapter of the composition has more than LoRA matrices: DoRA, biases, full matrices, "
-        "trained or added tokens, or a classification head. Use it alone.",
+        "trained or added tokens, a classification head or a draft head. Use it alone.",
     ),
     "adapter_deleted": ErrorCode(404, "The adapter was deleted while the request used it."),
     "quantization_drift": ErrorCode(
