@@ -37,12 +37,12 @@ def outline(head: EagleHead) -> EagleHead:
 
 
 def with_values(head: EagleHead, values: Tensor) -> EagleHead:
-    """A head of the same form with copies of `values [num_values]`. It has no features and no draft
-    tokens of its own."""
+    """A head of the same form whose parameters are views of `values [num_values]`. It has no
+    features and no draft tokens of its own."""
     parts, start = {}, 0
     for name, parameter in _own_parameters(head):
         stop = start + parameter.numel()
-        parts[name] = values[start:stop].view(parameter.shape).clone()
+        parts[name] = values[start:stop].view(parameter.shape)
         start = stop
     filled = outline(head)
     filled.load_state_dict(parts, strict=False, assign=True)

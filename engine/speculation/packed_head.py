@@ -32,8 +32,9 @@ class PackedHead:
     def __init__(
         self, head: EagleHead, quantization: LoadQuantization, *, fc: Linear | None = None
     ) -> None:
-        """`quantization`: how the base's linear layers are quantized while they are loaded. `fc`:
-        of another head with the same features, which gives them to this one."""
+        """`head`: its weights are copied one after another. `quantization`: how the base's linear
+        layers are quantized while they are loaded. `fc`: of another head with the same features,
+        which gives them to this one."""
         layer, attention, mlp = head.midlayer, head.midlayer.self_attn, head.midlayer.mlp
 
         def packed(*siblings: nn.Linear) -> Linear:
@@ -51,10 +52,8 @@ class PackedHead:
             packed(mlp.down_proj),
             packed(head.lm_head),
         )
-        self.norms = DraftNorms(
-            *(norm.weight for norm in (layer.input_layernorm, layer.hidden_norm)),
-            *(norm.weight for norm in (layer.post_attention_layernorm, head.norm)),
-        )
+        norms = layer.input_layernorm, layer.hidden_norm, layer.post_attention_layernorm, head.norm
+        self.norms = DraftNorms(*(norm.weight.detach().clone() for norm in norms))
         self._norms_before_residual = head.norms_before_residual
         self._rotary = attention.rotary
         self._options = AttentionOptions(scale=config.head_dim**-0.5)
