@@ -12,12 +12,8 @@ from torch import Tensor
 
 from ..draft import NO_DRAFT, Draft
 from ..request import Request
-from .own_texts import OwnTexts, continuation
+from .own_texts import DRAFTS_PER_TOKEN, OwnTexts, continuation
 from .proposer import DraftRequest
-
-DRAFTS_PER_TOKEN = 2
-"""A draft is at most this many times as long as its match: a short match is more often
-coincidence."""
 
 
 class NgramProposer:

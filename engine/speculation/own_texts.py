@@ -11,6 +11,9 @@ from .ngram_index import Match, NgramIndex
 if TYPE_CHECKING:
     from ..request import Request
 
+DRAFTS_PER_TOKEN = 2
+"""A draft is at most this many times as long as its match: a short match is more often
+coincidence."""
 MAX_INDEXED_PER_CALL = 4096
 """Tokens read into indices by one call, shared fairly by its requests: a long prompt takes several
 steps rather than holding up one, or keeping others from theirs."""

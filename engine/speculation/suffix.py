@@ -17,13 +17,9 @@ from ...adapters.identity import AdapterKey
 from ..draft import Draft
 from ..request import Request
 from .ngram_index import Match
-from .own_texts import OwnTexts, continuation
+from .own_texts import DRAFTS_PER_TOKEN, OwnTexts, continuation
 from .proposer import DraftRequest
 from .remembered_outputs import RememberedOutputs
-
-DRAFTS_PER_TOKEN = 2
-"""A draft is at most this many times as long as its match: a short match is more often
-coincidence."""
 
 
 class SuffixProposer:

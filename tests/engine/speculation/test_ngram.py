@@ -18,9 +18,9 @@ from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import own_texts
-from loraplex.engine.speculation.ngram import DRAFTS_PER_TOKEN, NgramProposer
+from loraplex.engine.speculation.ngram import NgramProposer
 from loraplex.engine.speculation.ngram_index import LONGEST, MAX_CANDIDATES, NgramIndex
-from loraplex.engine.speculation.own_texts import MAX_INDEXED_PER_CALL
+from loraplex.engine.speculation.own_texts import DRAFTS_PER_TOKEN, MAX_INDEXED_PER_CALL
 from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import LocalEngine
