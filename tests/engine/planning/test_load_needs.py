@@ -150,7 +150,12 @@ def test_a_context_beyond_the_base_is_refused(tiny_base: Path) -> None:
 def test_the_graphs_of_drafting_layers_are_counted(tiny_base: Path) -> None:
     """A rounded copy has as many layers as the base, which has two."""
 
-    def needed(*speculation: str) -> int:
-        return planned(tiny_base, device="cuda", speculation=speculation)[1].graph_bytes
+    def needed(*speculation: str, num_ranks: int = 1) -> int:
+        settings = {"device": "cuda", "tensor_parallel_size": num_ranks}
+        return planned(tiny_base, speculation=speculation, **settings)[1].graph_bytes
 
-    assert needed("quantized:int4") == needed("early_exit:2") > needed("early_exit:1") > needed()
+    one_layer = needed("skip:0") - needed()
+    assert needed("early_exit:1") - needed() == one_layer > 0
+    assert needed("quantized:int4") - needed() == 2 * one_layer
+    assert needed("quantized:int4", "skip:0") - needed() == 3 * one_layer
+    assert needed("skip:0", num_ranks=2) == needed(num_ranks=2), "ranks capture no drafts"
