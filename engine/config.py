@@ -79,6 +79,8 @@ COPYING_PROPOSERS = ("ngram", "suffix")
 """Those whose draft tokens are copied from texts of the adapter, whatever its vocabulary."""
 TREE_PROPOSERS = ("medusa_tree", "eagle_tree")
 """Those whose drafts may have branches."""
+FEATURE_PROPOSERS = ("eagle", "eagle_tree", "mtp")
+"""Those that read hidden states between the base's layers."""
 
 
 class GenerationConfig(StrEnum):
@@ -251,7 +253,7 @@ class EngineConfig:
     """Maximum draft tokens per sequence and step."""
     adapter_draft_heads: Annotated[int, Option(minimum=0, maximum=1024)] = 0
     """Adapters that draft with EAGLE heads of their own at the same time; each takes as much memory
-    as the base's head. 0: the base's head drafts for all."""
+    as the base's head without quantization. 0: the base's head drafts for all."""
     generation_config: Annotated[GenerationConfig, Option()] = GenerationConfig.AUTO
     """Sampling parameters of requests that leave them out. auto: those of the base's
     generation_config.json. none: temperature 1 and all tokens."""
@@ -349,9 +351,11 @@ class EngineConfig:
             raise InvalidParameter(
                 "adapter_draft_heads", "requires --speculation eagle or eagle_tree"
             )
-        if "mtp" in self.proposers and {"eagle", "eagle_tree"} & set(self.proposers):
+        readers = [name for name in self.proposers if name in FEATURE_PROPOSERS]
+        if len(readers) > 1:
             raise InvalidParameter(
-                "speculation", "eagle and mtp cannot be combined: a step collects features for one"
+                "speculation",
+                f"{' and '.join(readers)} cannot be combined: a step collects features for one",
             )
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise InvalidParameter(

@@ -32,7 +32,6 @@ from .memory.utilization import KvReads, ModelCost, Utilization
 from .memory.weights_room import check_weights_fit
 from .messages import LatencyTargets
 from .model.base_model import BaseModel, load_base_model, weight_format
-from .model.layer_subset import drafting_layers
 from .model.load_quantization import LoadQuantization
 from .model.rounded_linears import rounded_format
 from .model.sharded_base import load_sharded_base
@@ -135,7 +134,6 @@ def _open_parts(
         loaded.draft,
         head_bytes=heads_bytes(loaded.medusas),
         eagle=None if loaded.eagle is None else loaded.eagle.demand(config),
-        drafting_layers=drafting_layers(config, base.config.num_hidden_layers).values(),
         ranks=None if group is None else group.links.sums,
         num_ranks_here=1 if group is None else group.most_ranks_on_a_host,
     )

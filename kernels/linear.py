@@ -6,6 +6,7 @@ needs them. No row of the input changes the result of another row.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -34,6 +35,17 @@ class Linear(nn.Module):
     def products(self, x: Tensor) -> Tensor:
         """`x [n, in] @ weight.T` without the bias: fp32 `[n, out]`, no less exact than forward."""
         raise NotImplementedError
+
+    def erase(self) -> None:
+        """Zero an unquantized weight and what belongs to it. It must not run any more."""
+        for buffer in self.buffers():
+            if buffer.is_mkldnn:
+                # `zero_` writes an fp32 value for each of the weight's: past the end of bf16, and
+                # not all that the layout pads.
+                onednn = torch.ops.mkldnn
+                ctypes.memset(onednn.data_ptr(buffer), 0, onednn._nbytes(buffer))
+            else:
+                buffer.zero_()
 
 
 class QuantizedLinear(Linear):

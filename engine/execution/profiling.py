@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -28,7 +28,7 @@ from .decode_graphs import (
     max_rows,
     serves_graphs,
 )
-from .graph_bytes import fixed_graph_bytes
+from .graph_bytes import fixed_graph_bytes, num_captured_layers
 
 PROFILE_CONTEXT = 8192
 """Longer contexts take proportionally more: the reserve is for them."""
@@ -41,26 +41,22 @@ def plan_engine(
     *,
     head_bytes: int = 0,
     eagle: EagleDemand | None = None,
-    drafting_layers: Iterable[Sequence[int]] = (),
     ranks: RankSums | None = None,
     num_ranks_here: int = 1,
 ) -> MemoryPlan:
     """Measure a full step and divide the remaining memory. Raises InsufficientMemory.
 
     `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
-    of loaded Medusa heads. `eagle`: that of a loaded EAGLE head or multi-token head.
-    `drafting_layers`: those of each proposer that computes some alone. `ranks`: the connections to
-    those that call `profile_along` meanwhile; None: there is one rank. `num_ranks_here`: the ranks
-    that share the memory of a host.
+    of loaded Medusa heads. `eagle`: that of a loaded EAGLE head or multi-token head. `ranks`: the
+    connections to those that call `profile_along` meanwhile; None: there is one rank.
+    `num_ranks_here`: the ranks that share the memory of a host. Raises InvalidParameter for a
+    proposer of layers that the base does not have.
     """
+    num_layers = num_captured_layers(config, len(base.kv_shapes))
     groups = groups_of(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
     activation_bytes += config.max_num_seqs * _state_bytes(base)
-    num_drafting_layers = sum(map(len, drafting_layers))
-    num_drafting_layers += len(base.kv_shapes) if base.rounded_bytes else 0
-    graph_bytes = _graph_bytes(
-        config, base, groups, has_adapters=True, num_drafting_layers=num_drafting_layers
-    )
+    graph_bytes = _graph_bytes(config, base, groups, num_layers, has_adapters=True)
     proposers = ProposerDemand(head_bytes=head_bytes, rounded_bytes=base.rounded_bytes)
     if eagle:
         activation_bytes += eagle.reading_bytes
@@ -72,7 +68,9 @@ def plan_engine(
     if draft:
         draft_activation_bytes, kv_block_bytes = _profile_draft(config, draft)
         activation_bytes = max(activation_bytes, draft_activation_bytes)
-        graph_bytes += _graph_bytes(config, draft, one_group(len(draft.kv_shapes), 2))
+        graph_bytes += _graph_bytes(
+            config, draft, one_group(len(draft.kv_shapes), 2), len(draft.kv_shapes)
+        )
         proposers = proposers._replace(
             model_bytes=draft.weight_bytes, kv_block_bytes=kv_block_bytes
         )
@@ -196,15 +194,15 @@ def _graph_bytes(
     config: EngineConfig,
     base: BaseModel,
     groups: Sequence[KvGroup],
+    num_layers: int,
     *,
     has_adapters: bool = False,
-    num_drafting_layers: int = 0,
 ) -> int:
     """The activations and fixed memory of the largest captured step, and the size of the graphs; 0
     without graphs.
 
     The graphs of a model share their activations with each other, but not with eager steps.
-    `num_drafting_layers`: those that draft, which are captured once more.
+    `num_layers`: those that are captured.
     """
     if not serves_graphs(config, base):
         return 0
@@ -214,7 +212,7 @@ def _graph_bytes(
         config,
         layout,
         vocab_size=base.vocab_size,
-        num_layers=len(base.kv_shapes) + num_drafting_layers,
+        num_layers=num_layers,
         has_adapters=has_adapters,
     )
 

@@ -34,8 +34,6 @@ class RoundedLinears:
 
     name = QUANTIZED
 
-    name = QUANTIZED
-
     def __init__(self, base: BaseModel) -> None:
         """`base`: loaded with rounded linear layers and experts."""
         self._base = base

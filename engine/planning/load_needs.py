@@ -17,8 +17,10 @@ from ..memory.border_plan import ARENA_UNIT_BYTES
 from ..memory.kv_budget import KvDemand, open_bytes_of, wanted_bytes
 from ..memory.kv_demands import kv_demands, kv_groups
 from ..memory.plan import RESERVE_FRACTION
+from ..model.base_model import check_rollback
 from ..model.base_stages import merge_shapes
 from ..model.expected_base import ExpectedBase, expect_base
+from ..model.layer_subset import drafting_layers
 from ..tuning.trainer_needs import RecipeLimits, trainer_needs
 from .step_estimate import activation_bytes, graph_bytes
 
@@ -108,6 +110,9 @@ class LoadPlanner:
                 raise UnsupportedModel(
                     "The KV cache of this model type is only known once its weights are loaded"
                 )
+            # A start refuses them only when it has loaded the base.
+            check_rollback(config, stage.kv_shapes)
+            drafting_layers(config, len(stage.kv_shapes))
             self._shapes.append(stage.kv_shapes)
 
     @property

@@ -5,11 +5,10 @@ from __future__ import annotations
 from ..config import EngineConfig
 from ..execution.decode_graphs import max_rows
 from ..execution.decode_inputs import DecodeLayout
-from ..execution.graph_bytes import fixed_graph_bytes
+from ..execution.graph_bytes import fixed_graph_bytes, num_captured_layers
 from ..execution.profiling import PROFILE_CONTEXT
 from ..memory.kv_demands import kv_groups
 from ..model.expected_base import ExpectedBase
-from ..model.layer_subset import drafting_layers
 
 _RESIDUALS = 4
 """Tensors of `[rows, hidden size]` beside the widest layer: the tokens' embeddings, the residual
@@ -46,14 +45,11 @@ def graph_bytes(config: EngineConfig, base: ExpectedBase) -> int:
         has_rotary_rows=base.rotary_contexts.has_tables,
     )
     step = max(_layer_bytes(base, num_rows), _logits_bytes(base, num_rows))
-    num_layers = len(base.kv_shapes)
-    num_drafting = sum(map(len, drafting_layers(config, num_layers).values()))
-    num_drafting += num_layers if base.rounded_bytes else 0
     return step + fixed_graph_bytes(
         config,
         layout,
         vocab_size=base.vocab_size,
-        num_layers=num_layers + num_drafting,
+        num_layers=num_captured_layers(config, len(base.kv_shapes)),
         has_adapters=True,
     )
 

@@ -538,12 +538,10 @@ def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
     which includes it; None if the configuration has none. Raises InvalidParameter if it cannot be
     used."""
     entries = [entry.partition(":") for entry in config.speculation]
-    checkpoints = {name: checkpoint for name, _, checkpoint in entries if name in (NAME, TREES)}
-    if not checkpoints:
+    given = next((entry for entry in entries if entry[0] in (NAME, TREES)), None)
+    if given is None:
         return None
-    if len(checkpoints) > 1:
-        raise InvalidParameter("speculation", f"{NAME} and {TREES} cannot be combined")
-    ((name, checkpoint),) = checkpoints.items()
+    name, _, checkpoint = given
     if not checkpoint:
         raise InvalidParameter("speculation", f"{name} requires a checkpoint: {name}:CHECKPOINT")
     if name == TREES and config.acceptance is not Acceptance.COUPLED:

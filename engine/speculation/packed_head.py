@@ -88,8 +88,7 @@ class PackedHead:
         """Zero the weights of a head that is not quantized, all but the features' projection. It
         must not run any more."""
         for linear in self.linears:
-            for buffer in linear.buffers():
-                buffer.zero_()
+            linear.erase()
         for norm in self.norms:
             norm.zero_()
 

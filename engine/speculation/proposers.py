@@ -17,20 +17,14 @@ Opener = Callable[[str, EngineConfig, BaseModel, ModelRunner], Proposer]
 """Its first argument is the text after the colon of the configuration, empty if there is none."""
 
 
-def _open_ngram(
-    argument: str, _config: EngineConfig, _base: BaseModel, _runner: ModelRunner
-) -> Proposer:
-    if argument:
-        raise InvalidParameter("speculation", "ngram takes no value after a colon")
-    return NgramProposer()
+def _without_argument(kind: Callable[[], Proposer]) -> Opener:
+    def opened(argument: str, *_: object) -> Proposer:
+        proposer = kind()
+        if argument:
+            raise InvalidParameter("speculation", f"{proposer.name} takes no argument")
+        return proposer
 
-
-def _open_suffix(
-    argument: str, _config: EngineConfig, _base: BaseModel, _runner: ModelRunner
-) -> Proposer:
-    if argument:
-        raise InvalidParameter("speculation", "suffix takes no value after a colon")
-    return SuffixProposer()
+    return opened
 
 
 def _opened(proposer: Proposer) -> Opener:
@@ -39,9 +33,9 @@ def _opened(proposer: Proposer) -> Opener:
 
 OPENERS: dict[str, Opener] = {
     "early_exit": open_early_exit,
-    "ngram": _open_ngram,
+    "ngram": _without_argument(NgramProposer),
     "quantized": open_quantized,
-    "suffix": _open_suffix,
+    "suffix": _without_argument(SuffixProposer),
     "skip": open_skip,
 }
 

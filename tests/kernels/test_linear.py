@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -37,6 +38,26 @@ def test_dense_forms_equal_torch(
     torch.testing.assert_close(packed(x), F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
     assert packed.weight_bytes == 4 * in_features * out_features
     assert (packed.in_features, packed.out_features) == (in_features, out_features)
+
+
+def stored_bytes(buffer: torch.Tensor) -> bytes:
+    if not buffer.is_mkldnn:
+        return bytes(buffer.flatten().view(torch.uint8).numpy())
+    onednn = torch.ops.mkldnn
+    return ctypes.string_at(onednn.data_ptr(buffer), onednn._nbytes(buffer))
+
+
+@pytest.mark.parametrize("form", [DenseLinear, PackedLinear, PanelLinear])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_erased_weight_leaves_no_byte(form: Callable[..., Linear], dtype: torch.dtype) -> None:
+    is_supported = dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if form is PackedLinear and not is_supported:
+        pytest.skip("oneDNN has no bfloat16 here")
+    linear = form(torch.rand(133, 64, dtype=dtype), torch.rand(133, dtype=dtype))
+    stored = [stored_bytes(each) for each in linear.buffers()]
+    assert [any(each) for each in stored] == [True] * 3
+    linear.erase()
+    assert [any(stored_bytes(each)) for each in linear.buffers()] == [False] * 3
 
 
 @needs_cpu_library

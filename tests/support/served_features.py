@@ -37,11 +37,12 @@ class FeatureLogits(NamedTuple):
 
 def features_by_base() -> dict[str, list[str]]:
     """The rows of the published table, by the base that they can be trained on; without those of
-    classifiers, whose answers are no logits of tokens, and of activated LoRA, which acts on a part
-    of the prompt (`test_activated_lora.py`)."""
+    classifiers, whose answers are no logits of tokens, of activated LoRA, which acts on a part of
+    the prompt (`test_activated_lora.py`), and of draft heads, which change no logits
+    (`test_adapter_heads.py`)."""
     rows: dict[str, list[str]] = defaultdict(list)
     for feature in SERVED:
-        if feature.name in {"classification", "activated_lora"}:
+        if feature.name in {"classification", "activated_lora", "draft_head"}:
             continue
         rows[base_name(feature.name)].append(feature.name)
     return rows

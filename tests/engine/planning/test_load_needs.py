@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
-from loraplex.engine.errors import InsufficientMemory, InvalidParameter
+from loraplex.engine.errors import InsufficientMemory, InvalidParameter, UnsupportedModel
 from loraplex.engine.memory.demands import BaseDemand
 from loraplex.engine.memory.device_memory import DeviceMemory
 from loraplex.engine.memory.kv_budget import MIB
@@ -20,7 +20,7 @@ from loraplex.engine.memory.plan import plan_memory
 from loraplex.engine.model.expected_base import expect_base
 from loraplex.engine.planning.load_needs import Load, LoadNeeds, LoadPlanner
 from support.engine import LocalEngine
-from support.families import SERVED, save_family
+from support.families import SERVED, STATES, save_family
 from support.marks import marked_slow
 
 LOAD = Load(num_sequences=4, context=96, num_active=3, num_known=6, rank=8)
@@ -147,10 +147,24 @@ def test_a_context_beyond_the_base_is_refused(tiny_base: Path) -> None:
     assert refusal.value.param == "context"
 
 
+def test_proposers_that_a_start_refuses_are_refused(tiny_base: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="the base has no layer 5"):
+        planned(tiny_base, speculation=("skip:5",))
+    stateful = save_family(tmp_path, *STATES["qwen3_next"])
+    planned(stateful, speculation=("ngram",))
+    with pytest.raises(UnsupportedModel, match="a state cannot take back draft tokens"):
+        planned(stateful, speculation=("skip:0",))
+
+
 def test_the_graphs_of_drafting_layers_are_counted(tiny_base: Path) -> None:
     """A rounded copy has as many layers as the base, which has two."""
 
-    def needed(*speculation: str) -> int:
-        return planned(tiny_base, device="cuda", speculation=speculation)[1].graph_bytes
+    def needed(*speculation: str, num_ranks: int = 1) -> int:
+        settings = {"device": "cuda", "tensor_parallel_size": num_ranks}
+        return planned(tiny_base, speculation=speculation, **settings)[1].graph_bytes
 
-    assert needed("quantized:int4") == needed("early_exit:2") > needed("early_exit:1") > needed()
+    one_layer = needed("skip:0") - needed()
+    assert needed("early_exit:1") - needed() == one_layer > 0
+    assert needed("quantized:int4") - needed() == 2 * one_layer
+    assert needed("quantized:int4", "skip:0") - needed() == 3 * one_layer
+    assert needed("skip:0", num_ranks=2) == needed(num_ranks=2), "ranks capture no drafts"

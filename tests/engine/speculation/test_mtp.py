@@ -316,8 +316,9 @@ def test_a_head_with_wrong_tensors_is_refused_by_name(
 
 
 def test_it_is_not_combined_with_what_it_cannot_serve_beside() -> None:
-    with pytest.raises(InvalidParameter, match="eagle and mtp cannot be combined"):
-        EngineConfig("m", speculation=("mtp", "eagle:head"))
+    for other in ("eagle", "eagle_tree"):
+        with pytest.raises(InvalidParameter, match=f"mtp and {other} cannot be combined"):
+            EngineConfig("m", speculation=("mtp", f"{other}:head"))
     with pytest.raises(InvalidParameter, match="mtp is not supported with"):
         EngineConfig("m", speculation=("mtp",), tensor_parallel_size=2)
 
