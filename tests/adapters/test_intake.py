@@ -338,6 +338,7 @@ ADAPTERS_OF_INTAKE = {
         "canonical",
         "child",
         "confinement",
+        "draft_head",
     ),
     "errors",
     *("examination", "expert_binding", "expert_names", "expert_parts", "auxiliary_binding"),

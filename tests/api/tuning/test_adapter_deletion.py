@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import select
@@ -48,10 +49,11 @@ def delete_jobs_of(database: Database, delete: Callable[[Deletions, str], Any]) 
             add_job(session, f"{name}-open", name, JobState.QUEUED)
     control_plane = ControlPlane(database, b"s" * 32)
     untouched: Any = None
+    engine: Any = SimpleNamespace(forget_outputs=lambda key: None)
 
     async def run() -> None:
         deletions = Deletions(
-            engine=untouched,
+            engine=engine,
             fetcher=untouched,
             store=untouched,
             control_plane=control_plane,
