@@ -38,7 +38,9 @@ def run_pytest(folder: Path, *arguments: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2", "--dist", "loadfile"]])
+@pytest.mark.parametrize(
+    "workers", [[], pytest.param(["-n", "2", "--dist", "loadfile"], marks=pytest.mark.slow)]
+)
 def test_the_ten_slowest_files_come_first_to_last(tmp_path: Path, workers: list[str]) -> None:
     for number in range(10):
         (tmp_path / f"test_{number}.py").write_text(QUICK)

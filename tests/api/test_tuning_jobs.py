@@ -259,6 +259,7 @@ def test_a_cancelled_job_ends_its_trainer_and_pays_for_its_steps(
         client.fine_tuning.jobs.pause(job.id)
 
 
+@pytest.mark.slow
 def test_a_paused_job_goes_on_where_it_was(server: ServerUnderTest, caller: Caller) -> None:
     client = caller.openai
     job = create(client, examples("slow", 60))
@@ -275,6 +276,7 @@ def test_a_paused_job_goes_on_where_it_was(server: ServerUnderTest, caller: Call
     assert any(text.startswith("Training goes on after step") for text in messages(client, job.id))
 
 
+@pytest.mark.slow
 def test_a_job_without_tokens_left_is_paused_and_goes_on_when_the_limit_is_raised(
     server: ServerUnderTest, caller: Caller
 ) -> None:
@@ -296,6 +298,7 @@ def test_a_job_without_tokens_left_is_paused_and_goes_on_when_the_limit_is_raise
     assert ended(client, job.id).trained_tokens == num_tokens(60) == trained_tokens(server, caller)
 
 
+@pytest.mark.slow
 def test_a_job_costs_its_tokens_at_the_price_of_when_it_was_created(
     server: ServerUnderTest, caller: Caller
 ) -> None:
@@ -311,6 +314,7 @@ def test_a_job_costs_its_tokens_at_the_price_of_when_it_was_created(
     assert Decimal(usage["amount"]) == Decimal(3 * num_tokens(40)) / 10**9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["the tenant's", "the key's"])
 def test_a_job_whose_budget_is_exhausted_is_paused_and_goes_on_by_itself_when_it_is_raised(
     server: ServerUnderTest, caller: Caller, whose: str
@@ -350,6 +354,7 @@ def test_a_trainer_that_dies_is_restarted_from_its_checkpoint_and_steps_count_on
     assert said.count("The trainer ended without a result (signal 9).") == 2
 
 
+@pytest.mark.slow
 def test_a_trainer_that_dies_too_often_fails_its_job(
     server: ServerUnderTest, caller: Caller
 ) -> None:
@@ -371,6 +376,7 @@ def test_wrong_data_fails_the_job_with_its_line_and_costs_nothing(
     assert trained_tokens(server, caller) == 0
 
 
+@pytest.mark.slow
 def test_an_adapter_that_the_intake_refuses_fails_the_job_with_its_reason(caller: Caller) -> None:
     job = ended(caller.openai, create(caller.openai, examples("none")).id)
     assert job.status == "failed"

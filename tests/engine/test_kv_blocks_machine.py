@@ -455,6 +455,7 @@ TestKvBlocks.settings = settings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("has_open_blocks", "num_runs"),
     [(False, 76), (True, 14), pytest.param(True, 60, marks=pytest.mark.slow)],

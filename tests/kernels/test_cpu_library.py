@@ -29,6 +29,7 @@ def test_a_compiler_compiles_it() -> None:
         assert library.functions is not None, library.detail
 
 
+@pytest.mark.slow
 @needs_cpu_library
 def test_is_compiled_once_for_a_source_and_a_processor(cache: Path) -> None:
     first = compile_again()

@@ -200,6 +200,7 @@ def test_doctor_says_what_computes_without_a_compiler(
     assert "PyTorch's operations" in found["what"]
 
 
+@pytest.mark.slow
 def test_doctor_checks_what_trainers_need(run: Run, caller: Caller) -> None:
     _, out, _ = run(caller.url, caller.key, "doctor", "--tuning", "--json")
     found = {each["check"]: each for each in json.loads(out)}

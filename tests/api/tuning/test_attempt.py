@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from sqlalchemy import select
 
 from loraplex.api.control_plane.control_plane import ControlPlane
@@ -63,6 +64,7 @@ def test_steps_of_a_checkpoint_that_no_report_named_are_counted_before_the_next_
     assert charged == attempt.job.num_tokens
 
 
+@pytest.mark.slow
 def test_training_waits_while_the_engine_is_busy_and_ends_when_it_is_idle(
     database: Database, tiny_base: Path, tmp_path: Path
 ) -> None:

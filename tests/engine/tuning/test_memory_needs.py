@@ -15,6 +15,7 @@ from loraplex.engine.tuning.memory_needs import MIB
 from loraplex.engine.tuning.messages import Open, Ready
 from loraplex.engine.tuning.methods import Method
 from loraplex.engine.tuning.step_shapes import Shapes
+from support.marks import marked_slow
 from support.models import make_tiny_llama
 from support.tuning import chat_line, of_kind, open_order, recipe, train_here, write_lines
 
@@ -50,7 +51,7 @@ def order_of(base: Path, work: Path, method: Method = Method.SUPERVISED, **chang
     return open_order(base, lines, work, **{"recipe": settings, **changes})
 
 
-@pytest.mark.parametrize("method", Method)
+@pytest.mark.parametrize("method", marked_slow(Method, slow=(Method.SUPERVISED,)))
 def test_the_estimate_is_more_than_what_is_measured_and_not_many_times_as_much(
     base: Path, tmp_path: Path, method: Method
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_step_of_pairs_needs_as_much_as_one_of_so_many_sequences(
     assert pairs == sequences
 
 
+@pytest.mark.slow
 def test_short_examples_need_less_than_the_recipe_allows(base: Path, tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "lines", [chat_line("Why?", "So.") for _ in range(4)])
     few, many = (
