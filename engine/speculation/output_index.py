@@ -14,8 +14,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LONGEST = 16
-"""The maximum length of a match, as of prompt lookup."""
+from .ngram_index import LONGEST
+
 MAX_CANDIDATES = 64
 """Occurrences of the longest match that are considered."""
 _TOKEN_BYTES = 4

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.engine.speculation.output_index import LONGEST, MAX_CANDIDATES, OutputIndex
+from loraplex.engine.speculation.ngram_index import LONGEST
+from loraplex.engine.speculation.output_index import MAX_CANDIDATES, OutputIndex
 
 Output = tuple[list[int], list[int]]
 """The tokens before an output, and its own."""

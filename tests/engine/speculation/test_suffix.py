@@ -21,7 +21,7 @@ from loraplex.engine.messages import (
 )
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.speculation.output_index import LONGEST
+from loraplex.engine.speculation.ngram_index import LONGEST
 from loraplex.engine.speculation.own_texts import DRAFTS_PER_TOKEN
 from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.speculation.remembered_outputs import MAX_AGE_SECONDS
