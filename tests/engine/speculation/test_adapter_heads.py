@@ -228,6 +228,30 @@ def test_without_room_the_bases_head_drafts_until_another_one_was_idle_for_long(
     assert row not in heads._ready
 
 
+def test_a_head_that_cannot_be_packed_is_tried_once_and_hinders_no_other_drafts(
+    engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, without = engines("base", 2), engines("base")
+    heads, tried = ready_heads(engine), list[int]()
+
+    def fail(values: torch.Tensor) -> PackedHead:
+        tried.append(len(values))
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(heads, "_pack", fail)
+    results = [
+        generate(each, [None, each.add_adapter(folder / "with-first")], monkeypatch)
+        for each in (engine, without)
+    ]
+    assert results[0] == results[1]
+    assert (len(tried), len(heads)) == (1, 0)
+    monkeypatch.undo()
+    (row,) = engine.core.parts.tiers.arena.published
+    heads.forget(row)
+    generate(engine, [engine.add_adapter(folder / "with-first")], monkeypatch)
+    assert len(heads) == 1, "it is tried again once it is loaded again"
+
+
 def test_a_lease_finds_the_head_of_its_own_adapter_alone(
     engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
