@@ -6,6 +6,7 @@ base's, which takes memory of its own; there is room for a fixed number of packe
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from ...adapters.arena import Arena
     from .packed_head import PackedHead
+
+logger = logging.getLogger(__name__)
 
 IDLE_CALLS = 256
 """A packed head makes room for another adapter's after so many drafts without it. Packing takes
@@ -40,6 +43,8 @@ class AdapterHeads:
         self._pack = pack
         self._room = room
         self._ready: OrderedDict[int, _Ready] = OrderedDict()  # by row, oldest use first
+        self._failed: set[int] = set()
+        """The rows whose heads could not be packed. They are not tried again: a try takes long."""
         self._num_calls = 0
 
     def __len__(self) -> int:
@@ -50,25 +55,36 @@ class AdapterHeads:
         self._num_calls += 1
 
     def find(self, lease: Lease | None) -> PackedHead | None:
-        """That of the leased adapter; None if it has none, or there is no room."""
-        if lease is None:
+        """That of the leased adapter; None if it has none, it cannot be packed, or there is no
+        room."""
+        if lease is None or self._arena.published.get(lease.row) != (lease.key, lease.generation):
             return None
-        ready = self._ready.get(lease.row)
-        if self._arena.published.get(lease.row) != (lease.key, lease.generation):
-            return None
+        ready = self._ready.get(lease.row) or self._prepare(lease.row)
         if ready is None:
-            values = self._arena.draft_head(lease.row)
-            if values is None or (len(self._ready) == self._room and not self._make_room()):
-                return None
-            ready = self._ready[lease.row] = _Ready(self._pack(values), 0)
+            return None
         ready.used_at = self._num_calls
         self._ready.move_to_end(lease.row)
         return ready.head
 
     def forget(self, row: int) -> None:
         """The row's adapter leaves the device."""
+        self._failed.discard(row)
         if ready := self._ready.pop(row, None):
             ready.head.erase()
+
+    def _prepare(self, row: int) -> _Ready | None:
+        values = self._arena.draft_head(row)
+        if values is None or row in self._failed:
+            return None
+        if len(self._ready) == self._room and not self._make_room():
+            return None
+        try:
+            ready = self._ready[row] = _Ready(self._pack(values), 0)
+        except Exception:  # such as too little memory; the drafts of other requests go on
+            logger.exception("the draft head in row %d could not be packed", row)
+            self._failed.add(row)
+            return None
+        return ready
 
     def _make_room(self) -> bool:
         row, oldest = next(iter(self._ready.items()))

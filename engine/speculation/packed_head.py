@@ -13,7 +13,7 @@ from ...kernels.attention import AttentionBatch, AttentionOptions, paged_attenti
 from ...kernels.draft_layer_cpu import DraftLayerOnCpu, DraftNorms, serves_draft_layer
 from ...kernels.gated_activation import Activation, gated_activation
 from ...kernels.kv_pages import write_pages
-from ...kernels.linear import Linear
+from ...kernels.linear import DenseLinear, Linear
 from ...kernels.linear_packing import pack_linear
 from ...kernels.rms_norm import NormForm, rms_norm
 from ...kernels.rotary import rotary
@@ -40,7 +40,10 @@ class PackedHead:
         def packed(*siblings: nn.Linear) -> Linear:
             weight = torch.cat([each.weight for each in siblings])
             # The layers that are excluded are the base's.
-            return pack_linear(quantization.apply("", weight), dtype=weight.dtype)
+            linear = pack_linear(quantization.apply("", weight), dtype=weight.dtype)
+            if not isinstance(linear, DenseLinear):  # which keeps it
+                weight.zero_()  # freed memory keeps its content
+            return linear
 
         self.config = config = head.config
         self.token_ids = head.token_ids

@@ -17,13 +17,15 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.leases import Lease
 from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.messages import DeleteAdapter, SpeculationParams
-from loraplex.engine.speculation import adapter_heads
+from loraplex.engine.speculation import adapter_heads, packed_head
 from loraplex.engine.speculation.adapter_heads import AdapterHeads
 from loraplex.engine.speculation.attached_head import attach_head
 from loraplex.engine.speculation.draft_head import DraftHead
 from loraplex.engine.speculation.eagle import EagleProposer, load_eagle
 from loraplex.engine.speculation.eagle_checkpoint import EagleCheckpoint, load_head, save_head
 from loraplex.engine.speculation.packed_head import PackedHead
+from loraplex.kernels.linear import Linear
+from loraplex.kernels.linear_packing import pack_linear
 from support.eagle import save_random_head
 from support.engine import LocalEngine
 from support.models import make_adapter
@@ -181,6 +183,13 @@ def test_a_deleted_adapters_head_is_erased_in_every_form(
 ) -> None:
     engine = engines("base", 1)
     key = engine.add_adapter(folder / "with-first")
+    stacked: list[torch.Tensor] = []
+
+    def spying(weight: torch.Tensor, **options: Any) -> Linear:
+        stacked.append(weight)
+        return pack_linear(weight, **options)
+
+    monkeypatch.setattr(packed_head, "pack_linear", spying)
     generate(engine, [key], monkeypatch)
     heads, arena = ready_heads(engine), engine.core.parts.tiers.arena
     ((row, ready),) = heads._ready.items()
@@ -196,6 +205,8 @@ def test_a_deleted_adapters_head_is_erased_in_every_form(
     kept = [each for linear in ready.head.linears for each in linear.buffers()]
     assert len(kept) >= len(ready.head.linears)
     assert not any(each.any() for each in (*kept, *ready.head.norms))
+    assert stacked
+    assert not any(each.any() for each in stacked)
     assert packed(proposer_of(engine)._steps.head).norms.output.any()
 
 
@@ -226,6 +237,30 @@ def test_without_room_the_bases_head_drafts_until_another_one_was_idle_for_long(
     generate(engine, [second], monkeypatch)
     assert len(heads) == 1
     assert row not in heads._ready
+
+
+def test_a_head_that_cannot_be_packed_is_tried_once_and_hinders_no_other_drafts(
+    engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, without = engines("base", 2), engines("base")
+    heads, tried = ready_heads(engine), list[int]()
+
+    def fail(values: torch.Tensor) -> PackedHead:
+        tried.append(len(values))
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(heads, "_pack", fail)
+    results = [
+        generate(each, [None, each.add_adapter(folder / "with-first")], monkeypatch)
+        for each in (engine, without)
+    ]
+    assert results[0] == results[1]
+    assert (len(tried), len(heads)) == (1, 0)
+    monkeypatch.undo()
+    (row,) = engine.core.parts.tiers.arena.published
+    heads.forget(row)
+    generate(engine, [engine.add_adapter(folder / "with-first")], monkeypatch)
+    assert len(heads) == 1, "it is tried again once it is loaded again"
 
 
 def test_a_lease_finds_the_head_of_its_own_adapter_alone(
