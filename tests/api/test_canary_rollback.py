@@ -65,6 +65,7 @@ def history(caller: Caller) -> list[dict[str, Any]]:
     return changes
 
 
+@pytest.mark.slow
 def test_a_canary_with_other_lengths_ends_by_itself_and_says_why(owner: Caller) -> None:
     limits = {**OFF, "length": 1.5, "min_requests": NUM_REQUESTS}
     for alias in (PROD, BLUE):

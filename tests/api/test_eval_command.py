@@ -96,6 +96,7 @@ def test_a_better_version_is_compared_with_the_one_that_requests_get(
     assert json.loads(kept.read_text()) == report
 
 
+@pytest.mark.slow
 def test_a_regression_beyond_the_tolerance_fails(
     evaluate: Command, owner: Caller, write: Callable[..., str]
 ) -> None:
@@ -128,6 +129,7 @@ def test_the_version_that_requests_get_is_compared_with_the_base(
     assert other["models"]["against"] == "bot@2"
 
 
+@pytest.mark.slow
 def test_the_answers_of_a_finished_evaluation_are_reused_unless_forced(
     evaluate: Command, owner: Caller, write: Callable[..., str]
 ) -> None:
@@ -141,6 +143,7 @@ def test_the_answers_of_a_finished_evaluation_are_reused_unless_forced(
     assert len(evaluate.ask("bot@2", "--set", changed)["cases"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["post_file", "post", "download"])
 def test_an_interrupted_evaluation_goes_on_with_the_same_batch(
     evaluate: Command,
@@ -163,6 +166,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_same_batch(
     assert num_batches(owner) == 1
 
 
+@pytest.mark.slow
 def test_chats_follow_schemas_and_patterns(evaluate: Command, write: Callable[..., str]) -> None:
     messages = [{"role": "user", "content": "Is it?"}]
     choice = {"max_tokens": 8, "structured_outputs": {"choice": ["true", "false"]}}
@@ -181,6 +185,7 @@ def test_chats_follow_schemas_and_patterns(evaluate: Command, write: Callable[..
     assert scores == {"schema": 1, "none": 0, "pattern": 1, "words": pytest.approx(0.5)}
 
 
+@pytest.mark.slow
 def test_embeddings_are_those_of_the_base(
     evaluate: Command, owner: Caller, write: Callable[..., str]
 ) -> None:
@@ -194,6 +199,7 @@ def test_embeddings_are_those_of_the_base(
         assert case["scores"]["bot@2"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_judge_compares_answers_in_both_orders(
     evaluate: Command, owner: Caller, write: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -213,6 +219,7 @@ def test_a_judge_compares_answers_in_both_orders(
     assert f"Answer A:\n{second}\n\nAnswer B:\n{first}" in turned
 
 
+@pytest.mark.slow
 def test_every_answer_is_charged_to_the_tenant(
     evaluate: Command,
     owner: Caller,
@@ -229,6 +236,7 @@ def test_every_answer_is_charged_to_the_tenant(
         assert record.completion_tokens == response["body"]["usage"]["completion_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_a_case_without_an_answer_fails_the_evaluation(
     evaluate: Command, owner: Caller, write: Callable[..., str]
 ) -> None:

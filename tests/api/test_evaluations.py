@@ -94,6 +94,7 @@ def file_of(caller: Caller) -> str:
     return file
 
 
+@pytest.mark.slow
 def test_a_regression_is_found_and_its_cases_come_first(owner: Caller) -> None:
     put_set(owner, expecting(owner, "bot@1", PROMPTS))
     done = ended(owner, start(owner, 2)["id"])
@@ -106,6 +107,7 @@ def test_a_regression_is_found_and_its_cases_come_first(owner: Caller) -> None:
     assert listed[0] == {key: value for key, value in done.items() if key != "cases"}
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_charged_as_the_lines_of_its_batches(
     server: ServerUnderTest, owner: Caller
 ) -> None:
@@ -141,6 +143,7 @@ def texts_of(done: dict[str, Any]) -> set[str]:
     return {text for text in {case["expected"], *answers} if text.strip()}
 
 
+@pytest.mark.slow
 def test_the_version_that_requests_get_is_compared_with_the_base(owner: Caller) -> None:
     put_set(owner, [CASE])
     begun = start(owner, 1)
@@ -150,6 +153,7 @@ def test_the_version_that_requests_get_is_compared_with_the_base(owner: Caller) 
     owner.http.post(f"{EVALUATIONS}/{begun['id']}/cancel")
 
 
+@pytest.mark.slow
 def test_a_request_that_fails_fails_the_evaluation_with_its_error(owner: Caller) -> None:
     put_set(owner, [CASE, {**CASE, "id": "b", "request": {"max_tokens": -1}}])
     done = ended(owner, start(owner, 2)["id"])
@@ -159,6 +163,7 @@ def test_a_request_that_fails_fails_the_evaluation_with_its_error(owner: Caller)
     assert "max_tokens" in done["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_cancelled_evaluation_cancels_its_batch(owner: Caller) -> None:
     long = {"max_tokens": 200, "ignore_eos": True}
     put_set(owner, [{**CASE, "id": str(at), "request": long} for at in range(100)])
@@ -172,6 +177,7 @@ def test_a_cancelled_evaluation_cancels_its_batch(owner: Caller) -> None:
     wait_for(lambda: owner.openai.batches.retrieve(batch_id).status == "cancelled")
 
 
+@pytest.mark.slow
 def test_a_cancelled_batch_fails_the_evaluation(owner: Caller) -> None:
     long = {"max_tokens": 200, "ignore_eos": True}
     put_set(owner, [{**CASE, "id": str(at), "request": long} for at in range(100)])
@@ -184,6 +190,7 @@ def test_a_cancelled_batch_fails_the_evaluation(owner: Caller) -> None:
     assert batch_id in done["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_golden_set_is_refused_with_its_line(lasting: Caller) -> None:
     def put(cases: Any, **more: Any) -> httpx.Response:
         body = {"file": upload_cases(lasting, cases), **more}
@@ -253,6 +260,7 @@ def test_an_evaluation_needs_an_unrestricted_key_that_may_infer(
     lasting.http.post(f"{EVALUATIONS}/{started.json()['id']}/cancel")
 
 
+@pytest.mark.slow
 def test_a_deleted_adapter_takes_its_golden_sets_and_evaluations_along(
     make_caller: Callable[[], Caller], adapters: list[Path]
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_set_and_a_file_exclude_each_other(
     assert other[0] == ExitCode.USAGE
 
 
+@pytest.mark.slow
 def test_setting_a_gated_alias_waits_for_its_evaluation(
     command: Callable[..., Command], owner: Caller
 ) -> None:
@@ -88,6 +89,7 @@ def test_setting_a_gated_alias_waits_for_its_evaluation(
     assert adapters.ask("alias", "set", "bot", "prod", "2")["version"] == 2
 
 
+@pytest.mark.slow
 def test_a_push_to_a_gated_alias_says_how_to_move_it(
     command: Callable[..., Command], owner: Caller, adapters: list[Path]
 ) -> None:

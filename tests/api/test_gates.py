@@ -59,6 +59,7 @@ def test_an_alias_moves_when_the_evaluation_that_its_gate_started_has_succeeded(
     assert evaluations(owner) == [started]
 
 
+@pytest.mark.slow
 def test_a_regression_is_explained_and_can_be_overridden(owner: Caller) -> None:
     set_gate(owner, "bot@1")
     check_envelope(

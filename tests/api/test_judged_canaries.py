@@ -128,6 +128,7 @@ def test_the_canary_ends_whose_answers_the_judge_finds_worse(
     assert owner.http.get(BLUE).json()["canary"]["version"] == better, "the judge prefers it"
 
 
+@pytest.mark.slow
 def test_the_other_answer_and_both_verdicts_are_charged(
     server: ServerUnderTest, owner: Caller, preference: Preference
 ) -> None:
@@ -138,6 +139,7 @@ def test_the_other_answer_and_both_verdicts_are_charged(
     assert num_requests(owner) - before == 4
 
 
+@pytest.mark.slow
 def test_what_is_not_to_be_stored_is_not_judged(
     server: ServerUnderTest, owner: Caller, preference: Preference
 ) -> None:
@@ -150,6 +152,7 @@ def test_what_is_not_to_be_stored_is_not_judged(
     assert num_requests(owner) - before == 1 + 4
 
 
+@pytest.mark.slow
 def test_a_key_for_the_adapter_alone_is_enough_for_its_requests_to_be_judged(
     server: ServerUnderTest, owner: Caller, preference: Preference
 ) -> None:

@@ -68,12 +68,14 @@ def test_jobs_are_listed_shown_paused_resumed_and_cancelled(jobs: Command, calle
     assert "cancelled" in out
 
 
+@pytest.mark.slow
 def test_watch_follows_a_job_that_was_begun_before(jobs: Command, caller: Caller) -> None:
     job = create(caller.openai)
     assert jobs.ask("watch", job.id)["fine_tuned_model"] == "bot@1"
     assert ended(caller.openai, job.id).status == "succeeded"
 
 
+@pytest.mark.slow
 def test_watch_says_why_a_job_is_paused(jobs: Command, caller: Caller) -> None:
     job = create(caller.openai, examples("slow", 4))
     caller.openai.fine_tuning.jobs.pause(job.id)

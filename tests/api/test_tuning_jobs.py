@@ -344,6 +344,7 @@ def test_a_job_whose_budget_is_exhausted_is_paused_and_goes_on_by_itself_when_it
     assert spent_money(caller) == num_tokens(60) == trained_tokens(server, caller)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_dies_is_restarted_from_its_checkpoint_and_steps_count_once(
     server: ServerUnderTest, caller: Caller
 ) -> None:
@@ -385,6 +386,7 @@ def test_an_adapter_that_the_intake_refuses_fails_the_job_with_its_reason(caller
     assert caller.http.get("/v1/adapters/bot").status_code == 404
 
 
+@pytest.mark.slow
 def test_usage_shows_trained_tokens_of_the_adapter(caller: Caller) -> None:
     ended(caller.openai, create(caller.openai).id)
     rows = caller.http.get("/v1/usage").json()["data"]

@@ -9,12 +9,14 @@ from support.canaries import run_canaries
 from support.kv_canaries import ACTIVATED
 
 
+@pytest.mark.slow
 def test_activated_adapters_and_the_base_share_no_more_than_what_is_before_the_invocation() -> None:
     found = run_canaries(150, seed=0, canaries=ACTIVATED)
     assert found["foreign"] == 0
     assert found["evictions"] > 0
 
 
+@pytest.mark.slow
 def test_a_block_of_the_base_with_an_invocation_would_be_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -265,6 +265,7 @@ def test_adapters_without_activation_would_answer_otherwise(world: World) -> Non
         assert (absent[0] - absent[1]).abs().max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [-1, 0, 1, 2, 3], ids="{:+d}".format)
 def test_a_chunk_may_end_anywhere_about_the_invocation(
     place: int, world: World, tmp_path: Path
@@ -281,6 +282,7 @@ def test_a_chunk_may_end_anywhere_about_the_invocation(
     served.engine.close()
 
 
+@pytest.mark.slow
 def test_prompt_logprobs_are_those_of_peft_on_both_sides_of_the_start(
     world: World, served: Served
 ) -> None:
@@ -382,6 +384,7 @@ def test_an_agent_that_switches_adapters_pays_for_its_context_once(
 # --- devices and layers ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ranks_serve_what_one_rank_serves(world: World, tmp_path: Path) -> None:
     with followers_as_threads():
         served = Served.of(world, tmp_path, tensor_parallel_size=2, max_num_seqs=12)

@@ -138,6 +138,7 @@ def test_every_composition_equals_peft_in_one_mixed_batch(world: World) -> None:
     assert engine.core.stats().num_step_sequences > engine.core.stats().num_steps
 
 
+@pytest.mark.slow
 def test_preempted_compositions_answer_as_peft_does(world: World, tmp_path: Path) -> None:
     """Every second request is of a tenant that comes when the other one holds all there is."""
     per_token = 4 * sum(
@@ -246,6 +247,7 @@ def test_a_running_composition_drains_when_a_member_is_deleted(
     assert (receipt.num_drained, receipt.num_aborted) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_deletion_ends_a_composition_that_is_being_fetched(
     engine: LocalEngine, folders: list[Path]
 ) -> None:
@@ -301,6 +303,7 @@ def test_compositions_share_no_prefix_with_their_members_or_other_weights(
     assert started.num_cached_tokens > 0, "with weight 1 it is the adapter itself"
 
 
+@pytest.mark.slow
 def test_no_canary_crosses_through_a_composition() -> None:
     found = run_canaries(150, seed=0, composes=True)
     assert found["foreign"] == 0

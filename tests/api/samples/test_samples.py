@@ -74,6 +74,7 @@ def test_a_chat_is_kept_as_it_was_asked_and_answered(owner: Caller) -> None:
     assert (entry["action"], entry["resource"]) == ("sample.read", listed["id"])
 
 
+@pytest.mark.slow
 def test_every_api_of_chats_and_completions_is_sampled_streamed_or_not(owner: Caller) -> None:
     prompt = "Hi, zebra"
     for is_stream in (False, True):
@@ -130,6 +131,7 @@ NOT_KEPT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 def test_requests_that_cannot_be_examples_are_not_kept(owner: Caller) -> None:
     for path, body in NOT_KEPT.values():
         ask_raw(owner, path, body)
@@ -218,6 +220,7 @@ def rows_of(server: ServerUnderTest, caller: Caller) -> list[Sample]:
     return rows
 
 
+@pytest.mark.slow
 def test_no_text_is_in_the_database_the_log_or_the_metrics(
     owner: Caller, server: ServerUnderTest
 ) -> None:
@@ -275,6 +278,7 @@ def test_of_a_tenants_users_the_owner_alone_reads_samples(
         assert answer.status_code == (200 if may else 403)
 
 
+@pytest.mark.slow
 def test_a_key_of_another_adapter_does_not_see_the_samples(
     owner: Caller, adapters: list[Path]
 ) -> None:
@@ -314,6 +318,7 @@ def export(caller: Caller, **body: Any) -> Any:
     return answer.json()
 
 
+@pytest.mark.slow
 def test_whole_answers_become_training_data_that_a_job_reads(owner: Caller, tmp_path: Path) -> None:
     said = ask_until_stop(owner, "/v1/chat/completions", {"messages": CHAT["messages"]})
     file = export(owner, format="training")
@@ -335,6 +340,7 @@ def test_whole_answers_become_training_data_that_a_job_reads(owner: Caller, tmp_
     owner.openai.fine_tuning.jobs.cancel(job.id)
 
 
+@pytest.mark.slow
 def test_whole_answers_become_a_golden_set_that_eval_reads(owner: Caller, tmp_path: Path) -> None:
     said = ask_until_stop(owner, "/v1/completions", {"prompt": "Once"})
     file = export(owner, format="golden", kind="completion", version=1)
@@ -347,6 +353,7 @@ def test_whole_answers_become_a_golden_set_that_eval_reads(owner: Caller, tmp_pa
     assert case.id == whole[0]["id"]
 
 
+@pytest.mark.slow
 def test_an_export_takes_the_newest_over_several_pages(
     owner: Caller, server: ServerUnderTest
 ) -> None:

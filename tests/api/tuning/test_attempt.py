@@ -101,6 +101,7 @@ def test_training_waits_while_the_engine_is_busy_and_ends_when_it_is_idle(
     assert folder.has_result
 
 
+@pytest.mark.slow
 def test_training_with_cpus_of_its_own_goes_on_while_the_engine_is_busy(
     database: Database, tiny_base: Path, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_step_needs_more_for_more_and_longer_sequences() -> None:
     assert shapes.bytes(num_rows=0, width=0) == 4 * 5 * 10_000, "a part is the adapter's"
 
 
+@pytest.mark.slow
 def test_a_step_of_pairs_needs_as_much_as_one_of_so_many_sequences(
     base: Path, tmp_path: Path
 ) -> None:

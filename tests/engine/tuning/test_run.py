@@ -111,6 +111,7 @@ def test_the_served_adapter_answers_as_it_was_trained(
     assert without < 0.1
 
 
+@pytest.mark.slow
 def test_pairs_raise_the_preferred_answer(base: Path, tmp_path: Path) -> None:
     lines = [
         {
@@ -129,6 +130,7 @@ def test_pairs_raise_the_preferred_answer(base: Path, tmp_path: Path) -> None:
     assert trained[-1].accuracy == 1.0
 
 
+@pytest.mark.slow
 def test_reports_count_steps_examples_and_tokens(base: Path, data: Path, tmp_path: Path) -> None:
     settings = recipe(num_epochs=2, checkpoint_steps=8)
     reports = train_here(
@@ -158,6 +160,7 @@ def test_reports_count_steps_examples_and_tokens(base: Path, data: Path, tmp_pat
         assert 0 <= kept.path.stat().st_size - 12 * num_parameters < 64 << 10
 
 
+@pytest.mark.slow
 def test_the_files_name_no_path_of_the_server(base: Path, data: Path, tmp_path: Path) -> None:
     train_here(open_order(base, data, tmp_path))
     config = read_adapter_config(tmp_path / "result")
@@ -201,6 +204,7 @@ def test_dropout_of_the_base_is_resumed_too(tmp_path: Path, data: Path) -> None:
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_paused_run_goes_on_when_it_is_told_to(base: Path, data: Path, tmp_path: Path) -> None:
     reports = train_here(open_order(base, data, tmp_path), {2: [Pause(), Pause(), Proceed()]})
     steps = [type(report) for report in reports]
@@ -209,17 +213,20 @@ def test_a_paused_run_goes_on_when_it_is_told_to(base: Path, data: Path, tmp_pat
     assert isinstance(reports[-1], Finished)
 
 
+@pytest.mark.slow
 def test_a_paused_run_can_be_stopped(base: Path, data: Path, tmp_path: Path) -> None:
     reports = train_here(open_order(base, data, tmp_path), {2: [Pause(), Stop()]})
     assert [type(report) for report in reports[-3:]] == [Paused, Checkpointed, Stopped]
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_recipe_are_refused(base: Path, data: Path, tmp_path: Path) -> None:
     train_here(open_order(base, data, tmp_path), {5: [Stop()]})
     with pytest.raises(TuningError, match="another recipe"):
         train_here(open_order(base, data, tmp_path, recipe=recipe(seed=4)))
 
 
+@pytest.mark.slow
 def test_an_unfinished_checkpoint_is_not_read(base: Path, data: Path, tmp_path: Path) -> None:
     order = open_order(base, data, tmp_path)
     unfinished = tmp_path / "checkpoints" / ".unfinished"
@@ -253,6 +260,7 @@ def test_seeds_make_other_adapters(base: Path, data: Path, tmp_path: Path) -> No
     assert weights(tmp_path / "1") != weights(tmp_path / "2")
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_the_run(base: Path, data: Path, tmp_path: Path) -> None:
     settings = recipe(learning_rate=1e30)
     with pytest.raises(TuningError, match="lower learning rate"):
