@@ -475,6 +475,7 @@ def test_one_tenant_leaves_the_others_their_part_of_the_disk(
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv_dtype", "kv_cache_bytes"), [("int8", 30_720), ("int4", 230_000), ("int2", 230_000)]
 )

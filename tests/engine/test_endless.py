@@ -87,6 +87,7 @@ def test_an_output_far_beyond_the_context_is_that_of_the_dense_model(
     assert_greedy(base, PROMPT, answer.token_ids, **masks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "config"),
     [
@@ -127,6 +128,7 @@ def test_an_output_is_that_of_a_context_that_holds_it(
     assert all(len(output) == NUM_TOKENS for output in outputs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap_bytes", [0, 4 << 20])
 @pytest.mark.parametrize("case", ["mistral-window", "mamba2"])
 def test_a_preempted_output_goes_on_beyond_the_context(

@@ -235,6 +235,7 @@ def test_requests_that_arrive_together_share_one_copy(tiny_base: Path, tmp_path:
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv_dtype", "kv_cache_bytes"), [("int8", 30_720), ("int4", 230_000), ("int2", 230_000)]
 )
@@ -253,6 +254,7 @@ def test_quantized_blocks_come_back_as_they_were(
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -304,6 +306,7 @@ def test_a_crowd_has_the_tokens_of_requests_alone(
     crowd.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (1, 2)])
 def test_ranks_and_stages_copy_their_parts(
     num_ranks: int, num_stages: int, tiny_base: Path, tmp_path: Path

@@ -156,6 +156,7 @@ SLOW_DRAFTED_FAMILIES = ["gemma", "mistral-window"]
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [
@@ -230,6 +231,7 @@ def test_drafts_of_different_lengths_are_those_of_requests_alone(
         assert any(len(draft) == length for draft in own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", Acceptance)
 def test_beside_a_drawn_draft_a_longer_greedy_one_is_as_alone(
     tiny_base: Path, tmp_path: Path, checkpoint: Path, acceptance: Acceptance

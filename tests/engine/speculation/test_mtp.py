@@ -174,6 +174,7 @@ def test_a_head_whose_file_is_quantized_drafts_by_the_values_of_its_codes(tmp_pa
     assert head_of(engine).weight_bytes < 0.5 * num_own_bytes(dense)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"quantization": Quantization.INT8}, {"dtype": "bfloat16"}], ids=["int8", "bf16"]
 )
@@ -233,6 +234,7 @@ def _fail(_x: object) -> None:
     raise RuntimeError("planted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ends", "num_kept"), [("own", 2), ("absent", 0)])
 def test_a_head_keeps_no_ends_but_those_of_its_own(
     ends: Ends, num_kept: int, tmp_path: Path

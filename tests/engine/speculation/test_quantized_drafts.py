@@ -121,6 +121,7 @@ def test_adapters_that_change_the_ends_draft_through_the_rounded_head(
     assert num_accepted > 0.7 * num_drafted > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "weight_format"),
     [

@@ -76,6 +76,7 @@ def test_the_answers_are_those_of_plain_decoding(
     assert num_drafted > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -96,6 +97,7 @@ def test_it_shares_the_cache_that_the_target_has(
     assert num_drafted > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "target"),
     [
