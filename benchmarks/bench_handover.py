@@ -163,17 +163,18 @@ def ratio(rounds: Sequence[dict[str, Outcome]], one: str, other: str) -> float:
 
 
 def cost_of(handed: Sequence[Handed], transport: PrefixTransport, plan: Plan) -> dict[str, object]:
-    """Medians over the handovers by this transport."""
+    """Medians over the handovers by this transport. Without any, as on a busy machine, there are no
+    figures."""
     scale = 1_000 * 1_000 / plan.num_prompt_tokens
     own = [each for each in handed if each.transport is transport]
-    computed = scale * statistics.median(each.computed for each in own)
-    passed_on = scale * statistics.median(each.passed_on for each in own)
+    computed = scale * statistics.median(each.computed for each in own) if own else None
+    passed_on = scale * statistics.median(each.passed_on for each in own) if own else None
     return {
         "transport": transport.value,
         "handovers": len(own),
         "computed, ms per 1,000 tokens": computed,
         "on its way, ms per 1,000 tokens": passed_on,
-        "ratio": passed_on / computed,
+        "ratio": passed_on / computed if computed and passed_on is not None else None,
     }
 
 
