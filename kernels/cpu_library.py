@@ -34,6 +34,7 @@ _SIGNATURES = {
     "rotary": (_P, _P, _P, _P, _N, _N, _N, _N, _N, _N),
     "gated_activation": (_P, _P, _P, _N, _N, _N, _N, _N, _N),
     "linear": (_P, _P, _P, _P, _N, _N, _N, _N),
+    "linear_half": (_P, _P, _P, _P, _N, _N, _N, _N),
     "quantized_linear": (*(_P, _P, _P, _N, _P, _N, _P, _P, _P), *(_N,) * 5),
     "attend": (_P, _P, _P, _P, _P, _P),
     "attend_groups": (_P, _P, _P, _P, _P, _P),
@@ -62,7 +63,9 @@ def function(name: str, kind: torch.dtype | str) -> Callable[..., None] | None:
     suffix = _DTYPES.get(kind) if isinstance(kind, torch.dtype) else kind
     if functions is None or suffix is None:
         return None
-    found = functions[f"{name}_{suffix}"]
+    found = getattr(functions, f"{name}_{suffix}", None)
+    if found is None:  # the processor lacks its instructions
+        return None
     found.argtypes, found.restype = _SIGNATURES[name], None
     return found
 

@@ -1,6 +1,7 @@
 // The kernels for the CPU, as one library; kernels/cpu_library.py compiles it.
 #include "attention.h"
 #include "attention_groups.h"
+#include "bfloat16_linear.h"
 #include "draft_layer.h"
 #include "gated_activation.h"
 #include "linear.h"

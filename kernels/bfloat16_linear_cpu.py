@@ -1,0 +1,69 @@
+"""Linear layers in bf16 on the CPU, multiplied by the library."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import cpu_library
+from .linear import Linear, row_norms
+
+_PANEL = 16
+"""PANEL of `cpu/linear.h`."""
+_PIECE_ROWS = 64
+"""Rows that are packed at a time: a multiple of the panel."""
+
+
+class BFloat16PanelLinear(Linear):
+    """The weight in panels of 16 outputs, multiplied in bf16; sums in fp32.
+
+    Only for inputs in bf16, on a processor that multiplies pairs of them (AVX512_BF16). The bits of
+    a row do not depend on the rows that are computed with it.
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight: bf16. Reads no more of it than slices of a few rows at a time."""
+        super().__init__(weight.shape, None if bias is None else bias.float(), row_norms(weight))
+        self.register_buffer("weight", _packed(weight))
+        self.weight_bytes = self.weight.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._multiply(x, self.bias, torch.bfloat16)
+
+    def products(self, x: Tensor) -> Tensor:
+        return self._multiply(x, None, torch.float32)
+
+    def _multiply(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """`x [..., in]`, bf16, to `[..., out]` in dtype."""
+        function = cpu_library.function("linear_half", dtype)
+        assert function is not None
+        assert x.dtype is torch.bfloat16
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], self.out_features, dtype=dtype)
+        function(
+            *(x.data_ptr(), self.weight.data_ptr(), None if bias is None else bias.data_ptr()),
+            *(y.data_ptr(), x.numel() // self.in_features, self.in_features, self.out_features),
+            torch.get_num_threads(),
+        )
+        return y
+
+
+def serves_bfloat16() -> bool:
+    """Whether the library multiplies bf16 on this processor."""
+    return cpu_library.function("linear_half", torch.bfloat16) is not None
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """`weight [out, in]` as `[ceil(out / 16), ceil(in / 2), 16, 2]`, padded with zeros."""
+    num_rows, in_features = weight.shape
+    num_pairs = -(-in_features // 2)
+    packed = weight.new_empty(-(-num_rows // _PANEL), num_pairs, _PANEL, 2)
+    for start in range(0, len(packed), _PIECE_ROWS // _PANEL):
+        panels = packed[start : start + _PIECE_ROWS // _PANEL]
+        rows = weight[start * _PANEL : (start + len(panels)) * _PANEL]
+        whole = F.pad(rows, (0, in_features % 2, 0, len(panels) * _PANEL - len(rows)))
+        panels.copy_(whole.view(len(panels), _PANEL, num_pairs, 2).transpose(1, 2))
+    return packed
