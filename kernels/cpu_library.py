@@ -63,9 +63,10 @@ def function(name: str, kind: torch.dtype | str) -> Callable[..., None] | None:
     suffix = _DTYPES.get(kind) if isinstance(kind, torch.dtype) else kind
     if functions is None or suffix is None:
         return None
-    found = getattr(functions, f"{name}_{suffix}", None)
-    if found is None:  # the processor lacks its instructions
+    symbol = f"{name}_{suffix}"
+    if not hasattr(functions, symbol):  # the processor lacks its instructions
         return None
+    found = functions[symbol]
     found.argtypes, found.restype = _SIGNATURES[name], None
     return found
 

@@ -51,18 +51,23 @@ template <long MOST, typename Work> inline void with_num_rows(long num_rows, con
     work(NumRows<MOST>{});
 }
 
-// The same for any number of rows, in tiles of nearly equal size. Only the first reads `next`.
+// Calls work(first row, NumRows) for tiles of nearly equal size, of at most MOST rows.
+template <long MOST, typename Work> inline void each_tile(long num_rows, const Work &work) {
+    const long num_tiles = (num_rows + MOST - 1) / MOST;
+    for (long tile = 0; tile < num_tiles; tile++) {
+        const long first = tile * num_rows / num_tiles, end = (tile + 1) * num_rows / num_tiles;
+        with_num_rows<MOST>(end - first, [&](auto rows) { work(first, rows); });
+    }
+}
+
+// multiply_tile for any number of rows. Only the first tile reads `next`.
 template <typename T>
 inline void multiply_part(const float *x, long x_stride, const T *panel, long depth, float *totals, long num_rows,
                           const char *next, long next_step) {
-    const long num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (long tile = 0; tile < num_tiles; tile++) {
-        const long first = tile * num_rows / num_tiles, end = (tile + 1) * num_rows / num_tiles;
-        with_num_rows<TILE_ROWS>(end - first, [&](auto rows) {
-            multiply_tile<rows.value>(x + first * x_stride, x_stride, panel, depth, totals + first * PANEL, next, next_step);
-        });
+    each_tile<TILE_ROWS>(num_rows, [&](long first, auto rows) {
+        multiply_tile<rows.value>(x + first * x_stride, x_stride, panel, depth, totals + first * PANEL, next, next_step);
         next_step = 0;
-    }
+    });
 }
 
 // fp32 elements as they are.
@@ -90,10 +95,18 @@ void multiply_panel(const float *x, const T *panel, float *totals, long num_rows
     }
 }
 
+// The sums of one row of a panel, of which y has the first `columns`.
+inline void store_sums(const float *sums, float *y, long columns) {
+    if (columns == PANEL)
+        memcpy(y, sums, PANEL * sizeof(float));
+    else
+        memcpy(y, sums, columns * sizeof(float));
+}
+
 // y [num_rows, out] = x [num_rows, in] @ weight.T + bias [out]; the bias may be null.
 // multiply(row, panel, totals, num_rows) adds the products of the rows from `row` on and a panel, by its number.
-template <typename Multiply>
-void each_panel(const float *bias, float *y, long num_rows, long out_features, long num_threads, const Multiply &multiply) {
+template <typename Y, typename Multiply>
+void each_panel(const float *bias, Y *y, long num_rows, long out_features, long num_threads, const Multiply &multiply) {
     const long num_panels = (out_features + PANEL - 1) / PANEL, num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     share(num_blocks * num_panels, num_threads, [&](long index) {
         const long row = index / num_panels * BLOCK_ROWS, panel = index % num_panels, column = panel * PANEL;
@@ -104,8 +117,7 @@ void each_panel(const float *bias, float *y, long num_rows, long out_features, l
         if (bias) memcpy(start, bias + column, columns * sizeof(float));
         for (long i = 0; i < rows; i++) memcpy(totals + i * PANEL, start, sizeof start);
         multiply(row, panel, totals, rows);
-        for (long i = 0; i < rows; i++)
-            memcpy(y + (row + i) * out_features + column, totals + i * PANEL, columns * sizeof(float));
+        for (long i = 0; i < rows; i++) store_sums(totals + i * PANEL, y + (row + i) * out_features + column, columns);
     });
 }
 
