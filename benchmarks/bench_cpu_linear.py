@@ -1,6 +1,7 @@
 """What the base's linear layers cost a step on the CPU, by their form and the number of rows.
 
     make bench-cpu-linear         ARGS="--shape 120m --rows 1 16 --json FILE"
+    make bench-cpu-linear         ARGS="--dtype bfloat16"
 
 All linear layers of a random Llama, the output head included, multiply one after another, with as
 many threads as PyTorch takes: more weights than any cache holds. The shapes `head-...` are an
@@ -23,6 +24,7 @@ from benchmarks.bench_mixed_step import SHAPES
 from torch import Tensor
 
 from loraplex.api.bench.models import BaseShape
+from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear
 from loraplex.kernels.int8_linear import Int8Linear
 from loraplex.kernels.linear import Linear, PackedLinear
 from loraplex.kernels.linear_cpu import PanelLinear
@@ -45,21 +47,30 @@ FORMS: dict[str, Callable[[Tensor], Linear]] = {
 }
 """oneDNN in fp32; the CPU library in fp32, with weights in fp32, in bf16 and quantized; oneDNN with
 weights and activations in int8."""
+BFLOAT16_FORMS: dict[str, Callable[[Tensor], Linear]] = {
+    "oneDNN": PackedLinear,
+    "library": BFloat16PanelLinear,
+}
+"""Both in bf16."""
+DTYPES = {"float32": (torch.float32, FORMS), "bfloat16": (torch.bfloat16, BFLOAT16_FORMS)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=(*MODELS, *HEADS), default="120m")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--forms", nargs="+", choices={**FORMS, **BFLOAT16_FORMS})
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     shape = options.shape
     sizes = [HEADS[shape]] if shape in HEADS else layer_sizes(MODELS[shape])
-    forms = {name: make_layers(FORMS[name], sizes) for name in options.forms}
-    rows = [measure(forms, num_rows, options.repeats) for num_rows in options.rows]
-    print(f"ms of all linear layers, {options.shape}, {torch.get_num_threads()} threads")
+    dtype, makers = DTYPES[options.dtype]
+    forms = {name: make_layers(makers[name], sizes, dtype) for name in options.forms or makers}
+    rows = [measure(forms, num_rows, options.repeats, dtype) for num_rows in options.rows]
+    threads = torch.get_num_threads()
+    print(f"ms of all linear layers, {options.shape}, {options.dtype}, {threads} threads")
     print("  rows" + "".join(f"{name:>10}" for name in forms))
     for row in rows:
         print(f"  {row['rows']:4}" + "".join(f"{row[name]:10.1f}" for name in forms))
@@ -75,20 +86,23 @@ def layer_sizes(shape: BaseShape) -> list[tuple[int, int]]:
     return [*layer * shape.num_layers, (shape.vocab_size, hidden)]
 
 
-def make_layers(form: Callable[[Tensor], Linear], sizes: Sequence[tuple[int, int]]) -> list[Linear]:
+def make_layers(
+    form: Callable[[Tensor], Linear], sizes: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> list[Linear]:
     generator = torch.Generator().manual_seed(0)
     return [
-        form(torch.randn(size, generator=generator).mul_(size[1] ** -0.5).bfloat16().float())
+        form(torch.randn(size, generator=generator).mul_(size[1] ** -0.5).bfloat16().to(dtype))
         for size in sizes
     ]
 
 
 def measure(
-    forms: dict[str, list[Linear]], num_rows: int, num_repeats: int
+    forms: dict[str, list[Linear]], num_rows: int, num_repeats: int, dtype: torch.dtype
 ) -> dict[str, int | float]:
     """Milliseconds by form."""
     (layers, *_) = forms.values()
-    inputs = {layer.in_features: torch.randn(num_rows, layer.in_features) for layer in layers}
+    sizes = {layer.in_features for layer in layers}
+    inputs = {size: torch.randn(num_rows, size, dtype=dtype) for size in sizes}
     times: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(num_repeats + 1):
         for name, layers in forms.items():

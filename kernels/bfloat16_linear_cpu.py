@@ -52,15 +52,17 @@ class BFloat16PanelLinear(Linear):
 
 
 def serves_bfloat16() -> bool:
-    """Whether the library multiplies bf16 on this processor."""
-    return cpu_library.function("linear_half", torch.bfloat16) is not None
+    """Whether `BFloat16PanelLinear` is the fastest form in bf16; with AMX, oneDNN's is."""
+    if cpu_library.function("linear_half", torch.bfloat16) is None:
+        return False
+    return not torch.cpu._is_amx_tile_supported()
 
 
 def _packed(weight: Tensor) -> Tensor:
     """`weight [out, in]` as `[ceil(out / 16), ceil(in / 2), 16, 2]`, padded with zeros."""
     num_rows, in_features = weight.shape
     num_pairs = -(-in_features // 2)
-    packed = weight.new_empty(-(-num_rows // _PANEL), num_pairs, _PANEL, 2)
+    packed = torch.empty(-(-num_rows // _PANEL), num_pairs, _PANEL, 2, dtype=torch.bfloat16)
     for start in range(0, len(packed), _PIECE_ROWS // _PANEL):
         panels = packed[start : start + _PIECE_ROWS // _PANEL]
         rows = weight[start * _PANEL : (start + len(panels)) * _PANEL]

@@ -77,10 +77,11 @@ class DenseLinear(Linear):
 class PackedLinear(Linear):
     """The weight in the layout of oneDNN's own matmul, so that no call has to reorder it.
 
-    CPU only. In bf16 on a CPU with AMX, it is 1.0 to 1.6 times as fast as DenseLinear up to 64
-    rows. It serves fp32 only where there is no compiler for `linear_cpu.PanelLinear`: on an AMD
-    EPYC, where DenseLinear is MKL's matmul, it is 1.3 to 6 times as fast as that, most from 2 to 16
-    rows. With 512 inputs, rows computed together equal those computed alone to the bit.
+    CPU only. It serves bf16 where `bfloat16_linear_cpu.BFloat16PanelLinear` does not. On a CPU with
+    AMX, it is 1.0 to 1.6 times as fast as DenseLinear up to 64 rows. It serves fp32 only where
+    there is no compiler for `linear_cpu.PanelLinear`: on an AMD EPYC, where DenseLinear is MKL's
+    matmul, it is 1.3 to 6 times as fast as that, most from 2 to 16 rows. With 512 inputs, rows
+    computed together equal those computed alone to the bit.
     """
 
     weight: Tensor

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from .bfloat16_linear_cpu import BFloat16PanelLinear, serves_bfloat16
 from .int8_linear import Int8Linear, has_fast_int8, serves_int8
 from .linear import DenseLinear, Linear, PackedLinear, QuantizedLinear
 from .linear_cpu import PanelLinear, serves_linear
@@ -23,10 +24,25 @@ class LinearKind(StrEnum):
     DENSE = "DenseLinear"
     PACKED = "PackedLinear"
     PANEL = "PanelLinear"
+    BFLOAT16_PANEL = "BFloat16PanelLinear"
     INT8 = "Int8Linear"
     QUANTIZED_PANEL = "QuantizedPanelLinear"
     DEQUANTIZED = "DequantizedLinear"
     WNA16 = "WNA16Linear"
+
+    @property
+    def is_packed_by_rows(self) -> bool:
+        """Whether a weight that is not quantized is read in slices of a few rows."""
+        return self in (LinearKind.PANEL, LinearKind.BFLOAT16_PANEL)
+
+
+_EXACT_FORMS = {
+    LinearKind.DENSE: DenseLinear,
+    LinearKind.PACKED: PackedLinear,
+    LinearKind.PANEL: PanelLinear,
+    LinearKind.BFLOAT16_PANEL: BFloat16PanelLinear,
+}
+"""Of weights that are not quantized."""
 
 
 def pack_linear(
@@ -108,6 +124,8 @@ def packed_dtype(stored: torch.dtype, *, dtype: torch.dtype, device_type: str) -
 def _choose_exact(stored: torch.dtype, dtype: torch.dtype, device_type: str) -> LinearKind:
     if device_type != "cpu":
         return LinearKind.DENSE
+    if dtype is torch.bfloat16 and serves_bfloat16():
+        return LinearKind.BFLOAT16_PANEL
     packed = packed_dtype(stored, dtype=dtype, device_type=device_type)
     if serves_linear(packed) and not _has_fast_bfloat16(dtype):
         return LinearKind.PANEL
@@ -120,9 +138,7 @@ def _pack_exactly(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Li
     packed = packed_dtype(weight.dtype, dtype=dtype, device_type=device_type)
     if packed is not weight.dtype:
         weight = weight.to(packed)
-    if kind is LinearKind.PANEL:
-        return PanelLinear(weight, bias)
-    return PackedLinear(weight, bias) if kind is LinearKind.PACKED else DenseLinear(weight, bias)
+    return _EXACT_FORMS[kind](weight, bias)
 
 
 def _pack_quantized(
@@ -143,7 +159,7 @@ def _pack_quantized(
 
 
 def _has_fast_bfloat16(dtype: torch.dtype) -> bool:
-    return dtype is torch.bfloat16 and _has_onednn(dtype)
+    return dtype is torch.bfloat16 and (serves_bfloat16() or _has_onednn(dtype))
 
 
 @cache

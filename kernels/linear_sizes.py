@@ -41,6 +41,8 @@ def linear_bytes(
 
 def _exact_bytes(weight: Tensor, kind: LinearKind, dtype: torch.dtype, device_type: str) -> int:
     out_features, in_features = weight.shape
+    if kind is LinearKind.BFLOAT16_PANEL:
+        return _in_panels(out_features) * (in_features + in_features % 2) * dtype.itemsize
     if kind is not LinearKind.PANEL:
         return weight.numel() * dtype.itemsize
     stored = packed_dtype(weight.dtype, dtype=dtype, device_type=device_type)

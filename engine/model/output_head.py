@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ...adapters.arena import Arena
 from ...adapters.layout import Projection, Slice
 from ...kernels.linear import Linear, row_norms
-from ...kernels.linear_packing import LinearKind, choose_linear, pack_linear
+from ...kernels.linear_packing import choose_linear, pack_linear
 from ...kernels.lora_batch import LoraBatch
 from ..shards.vocabulary_plan import VocabularyPart
 from .adapted_module import BaseWeights, replace_module
@@ -56,7 +56,7 @@ class OutputHead:
         assert isinstance(weights, HeadWeights), "it is packed once"
         weight = weights.weight
         kind = choose_linear(weight, dtype=weight.dtype, device_type=weight.device.type)
-        if isinstance(weight, RowMatrix) and kind is not LinearKind.PANEL:
+        if isinstance(weight, RowMatrix) and not kind.is_packed_by_rows:
             weight = weight.whole()
         packed = pack_linear(weight, weights.bias)
         self.multiply_by(packed, model)

@@ -47,7 +47,7 @@ from benchmarks import (
 from loraplex.api.local.installation import TenantAccess
 from loraplex.engine.process.client import EngineClient
 from support import fake_vllm
-from support.cpu_kernels import needs_cpu_library
+from support.cpu_kernels import multiplies_bfloat16, needs_cpu_library
 from support.fake_client import FAKE_ENGINE
 from support.recurrence_cases import gated_delta_rule, mamba, mamba2
 from support.server import ServerUnderTest, serving
@@ -312,6 +312,15 @@ def test_linear_layers_on_the_cpu_are_timed_in_every_form(tmp_path: Path) -> Non
     rows = json.loads(report.read_text())
     assert [row["rows"] for row in rows] == [1, 3]
     assert all(is_figure(row[name]) for row in rows for name in bench_cpu_linear.FORMS)
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor lacks AVX512_BF16")
+def test_linear_layers_in_bf16_on_the_cpu_are_timed_in_both_forms(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ["--shape", "31m", "--rows", "1", "--repeats", "1", "--dtype", "bfloat16"]
+    bench_cpu_linear.main([*sizes, "--json", str(report)])
+    (row,) = json.loads(report.read_text())
+    assert all(is_figure(row[name]) for name in bench_cpu_linear.BFLOAT16_FORMS)
 
 
 @needs_cpu_library

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loraplex.engine.model.row_matrix import RowMatrix, leave_as_rows, read_whole
+from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear
+from loraplex.kernels.linear import Linear
+from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.quantize import WeightFormat, quantize
 from loraplex.kernels.quantized_weight import QuantizedWeight
 
@@ -64,6 +70,19 @@ def test_rows_of_rows_are_read_when_they_are_used() -> None:
     assert torch.equal(part[5:8], recorded.weight[115:118].float())
     assert torch.equal(part.whole(), recorded.weight[110:1_000].float())
     assert recorded.largest <= MOST_NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"), [(PanelLinear, torch.float32), (BFloat16PanelLinear, torch.bfloat16)]
+)
+def test_panels_are_packed_from_few_rows_at_a_time(
+    form: Callable[[Tensor], Linear], dtype: torch.dtype
+) -> None:
+    recorded = Recorded()
+    packed = form(RowMatrix.of(recorded, (ROWS, IN), dtype, CPU))
+    assert recorded.largest <= MOST_NUMBERS
+    for buffer, expected in zip(packed.buffers(), form(recorded.weight).buffers(), strict=True):
+        assert torch.equal(buffer, expected)
 
 
 def test_any_other_function_gets_the_whole_matrix() -> None:

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear, serves_bfloat16
+from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear
+from support.cpu_kernels import multiplies_bfloat16
 
 pytestmark = pytest.mark.skipif(
-    not serves_bfloat16(), reason="the processor lacks AVX512_BF16, or there is no compiler"
+    not multiplies_bfloat16(), reason="the processor lacks AVX512_BF16, or there is no compiler"
 )
 SIZES = [(1, 1), (63, 133), (300, 16), (256, 15), (257, 33), (513, 48), (64, 96)]
 """Numbers of inputs and outputs: odd ones, less and more than a panel, and than what is multiplied

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from loraplex.kernels import linear_packing
+from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear, serves_bfloat16
 from loraplex.kernels.int8_linear import Int8Linear, has_fast_int8
 from loraplex.kernels.linear import DenseLinear, Linear, PackedLinear
 from loraplex.kernels.linear_cpu import PanelLinear
@@ -17,7 +20,7 @@ from loraplex.kernels.linear_sizes import linear_bytes
 from loraplex.kernels.quantize import WeightFormat, quantize
 from loraplex.kernels.quantized_linear import DequantizedLinear
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
-from support.cpu_kernels import needs_cpu_library, remove_cpu_library
+from support.cpu_kernels import multiplies_bfloat16, needs_cpu_library, remove_cpu_library
 from support.quantized import rounded_weight
 
 SIZES = pytest.mark.parametrize(
@@ -47,8 +50,13 @@ def stored_bytes(buffer: torch.Tensor) -> bytes:
     return ctypes.string_at(onednn.data_ptr(buffer), onednn._nbytes(buffer))
 
 
-@pytest.mark.parametrize("form", [DenseLinear, PackedLinear, PanelLinear])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+FORMS_AND_DTYPES = [
+    *product([DenseLinear, PackedLinear, PanelLinear], [torch.float32, torch.bfloat16]),
+    (BFloat16PanelLinear, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS_AND_DTYPES)
 def test_an_erased_weight_leaves_no_byte(form: Callable[..., Linear], dtype: torch.dtype) -> None:
     is_supported = dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if form is PackedLinear and not is_supported:
@@ -83,12 +91,19 @@ def test_codes_are_served_by_pytorch_without_the_library(monkeypatch: pytest.Mon
 
 
 @needs_cpu_library
-def test_packs_fp32_for_the_library_and_bf16_for_onednn_where_the_processor_multiplies_it() -> None:
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_packs_bf16_for_the_library_unless_onednn_has_amx(
+    has_amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     weight, x = torch.randn(8, 16), torch.randn(3, 16)
     assert type(pack_linear(weight)) is PanelLinear
+    assert serves_bfloat16() is (multiplies_bfloat16() and not has_amx)
     packed = pack_linear(weight.bfloat16())
     is_supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert type(packed) is (PackedLinear if is_supported else PanelLinear)
+    otherwise = PackedLinear if is_supported else PanelLinear
+    assert type(packed) is (BFloat16PanelLinear if serves_bfloat16() else otherwise)
+    assert type(pack_linear(weight, dtype=torch.bfloat16)) is type(packed)
     assert packed(x.bfloat16()).dtype == torch.bfloat16
     torch.testing.assert_close(packed(x.bfloat16()).float(), x @ weight.T, rtol=5e-2, atol=1e-1)
 
@@ -120,6 +135,19 @@ def test_the_bytes_of_a_layer_are_known_without_packing_it(
         assert type(packed).__name__ == kind
         expected = linear_bytes(values, kind, dtype=torch.float32, device_type="cpu")
         assert packed.weight_bytes == expected
+
+
+@pytest.mark.parametrize("is_in_panels", [True, False])
+@pytest.mark.parametrize("shape", [(8, 16), (37, 201)], ids=str)
+def test_the_bytes_of_a_layer_in_bf16_are_known_without_packing_it(
+    shape: tuple[int, int], is_in_panels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_packing, "serves_bfloat16", lambda: is_in_panels)
+    weight, dtype = torch.randn(shape), torch.bfloat16
+    kind = choose_linear(weight, dtype=dtype, device_type="cpu")
+    packed = pack_linear(weight, dtype=dtype)
+    assert type(packed).__name__ == kind
+    assert packed.weight_bytes == linear_bytes(weight, kind, dtype=dtype, device_type="cpu")
 
 
 @pytest.mark.parametrize("has_library", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from loraplex.kernels import cpu_library
 
@@ -13,6 +14,11 @@ needs_cpu_library = pytest.mark.skipif(
     reason=f"{cpu_library.cpu_library().detail} (package g++)",
 )
 """In CI these tests fail instead."""
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the library multiplies bf16 on this processor (AVX512_BF16)."""
+    return cpu_library.function("linear_half", torch.bfloat16) is not None
 
 
 def remove_cpu_library(monkeypatch: pytest.MonkeyPatch) -> None:
