@@ -1,13 +1,13 @@
 """What the base's linear layers cost a step on the CPU, by their form and the number of rows.
 
     make bench-cpu-linear         ARGS="--shape 120m --rows 1 16 --json FILE"
-    make bench-cpu-linear         ARGS="--dtype bfloat16"
+    make bench-cpu-linear         ARGS="--dtype bfloat16 --threads 1"
 
 All linear layers of a random Llama, the output head included, multiply one after another, with as
 many threads as PyTorch takes: more weights than any cache holds. The shapes `head-...` are an
-output head of 2,048 inputs alone. The forms take turns. The figure
-is the least time of several repeats, in milliseconds. Weights are exact in bf16, but for those of
-`fp32`.
+output head of 2,048 inputs alone. The forms take turns. The figure is the least time of several
+repeats, in milliseconds: with one thread the processor's time, which other processes change little.
+Weights are exact in bf16, but for those of `fp32`.
 """
 
 from __future__ import annotations
@@ -61,16 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--forms", nargs="+", choices={**FORMS, **BFLOAT16_FORMS})
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     shape = options.shape
     sizes = [HEADS[shape]] if shape in HEADS else layer_sizes(MODELS[shape])
     dtype, makers = DTYPES[options.dtype]
     forms = {name: make_layers(makers[name], sizes, dtype) for name in options.forms or makers}
     rows = [measure(forms, num_rows, options.repeats, dtype) for num_rows in options.rows]
-    threads = torch.get_num_threads()
-    print(f"ms of all linear layers, {options.shape}, {options.dtype}, {threads} threads")
+    print(f"ms of all linear layers, {shape}, {options.dtype}, {options.threads} threads")
     print("  rows" + "".join(f"{name:>10}" for name in forms))
     for row in rows:
         print(f"  {row['rows']:4}" + "".join(f"{row[name]:10.1f}" for name in forms))
@@ -103,13 +104,14 @@ def measure(
     (layers, *_) = forms.values()
     sizes = {layer.in_features for layer in layers}
     inputs = {size: torch.randn(num_rows, size, dtype=dtype) for size in sizes}
+    now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(num_repeats + 1):
         for name, layers in forms.items():
-            began = time.perf_counter()
+            began = now()
             for layer in layers:
                 layer(inputs[layer.in_features])
-            times[name].append((time.perf_counter() - began) * 1e3)
+            times[name].append((now() - began) * 1e3)
     return {"rows": num_rows, **{name: min(taken[1:]) for name, taken in times.items()}}
 
 
