@@ -103,14 +103,18 @@ inline void store_sums(const float *sums, float *y, long columns) {
         memcpy(y, sums, columns * sizeof(float));
 }
 
+// A row's results that lie in a line of the caches: threads that write to one line wait for each other.
+constexpr long LINE_BYTES = 64;
+
 // y [num_rows, out] = x [num_rows, in] @ weight.T + bias [out]; the bias may be null.
 // multiply(row, panel, totals, num_rows) adds the products of the rows from `row` on and a panel, by its number.
 template <typename Y, typename Multiply>
 void each_panel(const float *bias, Y *y, long num_rows, long out_features, long num_threads, const Multiply &multiply) {
-    const long num_panels = (out_features + PANEL - 1) / PANEL, num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    share(num_blocks * num_panels, num_threads, [&](long index) {
-        const long row = index / num_panels * BLOCK_ROWS, panel = index % num_panels, column = panel * PANEL;
-        const long rows = row + BLOCK_ROWS < num_rows ? BLOCK_ROWS : num_rows - row;
+    constexpr long RUN = LINE_BYTES / (PANEL * sizeof(Y));
+    const long num_panels = (out_features + PANEL - 1) / PANEL, num_runs = (num_panels + RUN - 1) / RUN;
+    const long num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    auto one = [&](long row, long panel) {
+        const long rows = row + BLOCK_ROWS < num_rows ? BLOCK_ROWS : num_rows - row, column = panel * PANEL;
         const long columns = column + PANEL < out_features ? PANEL : out_features - column;
         alignas(64) float totals[BLOCK_ROWS * PANEL];
         float start[PANEL] = {};
@@ -118,6 +122,10 @@ void each_panel(const float *bias, Y *y, long num_rows, long out_features, long 
         for (long i = 0; i < rows; i++) memcpy(totals + i * PANEL, start, sizeof start);
         multiply(row, panel, totals, rows);
         for (long i = 0; i < rows; i++) store_sums(totals + i * PANEL, y + (row + i) * out_features + column, columns);
+    };
+    share(num_blocks * num_runs, num_threads, [&](long index) {
+        const long row = index / num_runs * BLOCK_ROWS, first = index % num_runs * RUN;
+        for (long panel = first; panel < first + RUN && panel < num_panels; panel++) one(row, panel);
     });
 }
 

@@ -11,7 +11,7 @@ import torch
 
 from loraplex.kernels import cpu_library
 from loraplex.kernels.cpu_library import FLAGS, SOURCES, CpuLibrary
-from support.cpu_kernels import needs_cpu_library
+from support.cpu_kernels import multiplies_bfloat16, needs_cpu_library
 
 compile_again = cpu_library.cpu_library.__wrapped__
 """Without what this process remembers."""
@@ -89,6 +89,11 @@ def test_a_compiler_that_does_not_end_is_given_up(
 
 def test_no_function_is_there_for_other_types() -> None:
     assert cpu_library.function("rms_norm", torch.float16) is None
+
+
+@needs_cpu_library
+def test_bf16_is_multiplied_where_the_processor_has_the_instructions() -> None:
+    assert multiplies_bfloat16() is torch.cpu._is_avx512_bf16_supported()
 
 
 @needs_cpu_library
