@@ -36,6 +36,7 @@ _SIGNATURES = {
     "linear": (_P, _P, _P, _P, _N, _N, _N, _N),
     "quantized_linear": (*(_P, _P, _P, _N, _P, _N, _P, _P, _P), *(_N,) * 5),
     "attend": (_P, _P, _P, _P, _P, _P),
+    "attend_prompts": (_P, _P, _P, _P, _P, _P),
     "attend_groups": (_P, _P, _P, _P, _P, _P),
     "draft_layer": (_P, _P, _P, _P, _P, _P),
     "recur": (_P, _P, _P, _P),
@@ -62,7 +63,10 @@ def function(name: str, kind: torch.dtype | str) -> Callable[..., None] | None:
     suffix = _DTYPES.get(kind) if isinstance(kind, torch.dtype) else kind
     if functions is None or suffix is None:
         return None
-    found = functions[f"{name}_{suffix}"]
+    symbol = f"{name}_{suffix}"
+    if not hasattr(functions, symbol):  # the processor lacks its instructions
+        return None
+    found = functions[symbol]
     found.argtypes, found.restype = _SIGNATURES[name], None
     return found
 

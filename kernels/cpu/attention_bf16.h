@@ -1,0 +1,376 @@
+// Attention over bf16 pages of any number of rows, by products of pairs (AVX512_BF16); kernels/attention.py defines it.
+//
+// Keys are read in tiles of adjacent positions. A tile is packed once for all queries of a part: so that one instruction
+// multiplies two elements of 16 keys, or the values of two keys in 16 channels. The tiles begin at multiples of their size, so a
+// row's result depends on its own position alone.
+#pragma once
+
+#include "attention.h"
+
+#if defined(__AVX512BF16__)
+
+typedef __m512bh BfloatPairs;
+
+// A unit is a vector of keys: a block is some units of adjacent positions.
+constexpr long UNIT_KEYS = 16, TILE_UNITS = 4, TILE_KEYS = UNIT_KEYS * TILE_UNITS;
+static_assert(UNIT_KEYS == WIDTH, "a unit's scores are one vector");
+// The queries whose sums are in registers together with a tile's keys.
+constexpr long MAX_TILE_QUERIES = 6;
+constexpr float LOG2_E = 1.44269504f;
+
+inline BfloatPairs load_pairs(const bf16 *from) { return (BfloatPairs)_mm512_loadu_si512(from); }
+
+// Two elements, for all lanes.
+inline BfloatPairs filled_pairs(const bf16 *from) {
+    int32_t pair;
+    memcpy(&pair, from, sizeof pair);
+    return (BfloatPairs)_mm512_set1_epi32(pair);
+}
+
+// 8 elements of each of 4 keys.
+inline __m512i load_four(const bf16 *from, long stride) {
+    auto part = [&](long i) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i * stride)); };
+    __m512i keys = _mm512_maskz_broadcast_i32x4(0xffff, part(0));
+    keys = _mm512_mask_broadcast_i32x4(keys, 0x00f0, part(1));
+    keys = _mm512_mask_broadcast_i32x4(keys, 0x0f00, part(2));
+    return _mm512_mask_broadcast_i32x4(keys, 0xf000, part(3));
+}
+
+// GCC 12 warns of the functions without a mask.
+inline __m512i unpack_low(__m512i a, __m512i b) { return _mm512_maskz_unpacklo_epi32(0xffff, a, b); }
+inline __m512i unpack_high(__m512i a, __m512i b) { return _mm512_maskz_unpackhi_epi32(0xffff, a, b); }
+
+// Elements of a cache line, which the cache gets at a time.
+constexpr long LINE = 32;
+
+// A unit's keys, `stride` apart, as packed [dim / 2, UNIT_KEYS, 2]; reads the unit `next` into the caches.
+inline void pack_keys(const bf16 *keys, const bf16 *next, long stride, long dim, bf16 *packed) {
+    for (long d = 0; d < dim; d += 8) {
+        for (long i = 0; i < 4; i++) __builtin_prefetch(next + (d / 8 % 4 * 4 + i) * stride + d / LINE * LINE);
+        __m512i rows[4];
+        for (long i = 0; i < 4; i++) rows[i] = load_four(keys + i * stride + d, 4 * stride);
+        const __m512i low = unpack_low(rows[0], rows[1]), high = unpack_high(rows[0], rows[1]);
+        const __m512i low2 = unpack_low(rows[2], rows[3]), high2 = unpack_high(rows[2], rows[3]);
+        bf16 *to = packed + d * UNIT_KEYS;
+        _mm512_storeu_si512(to, _mm512_maskz_unpacklo_epi64(0xff, low, low2));
+        _mm512_storeu_si512(to + 2 * UNIT_KEYS, _mm512_maskz_unpackhi_epi64(0xff, low, low2));
+        _mm512_storeu_si512(to + 4 * UNIT_KEYS, _mm512_maskz_unpacklo_epi64(0xff, high, high2));
+        _mm512_storeu_si512(to + 6 * UNIT_KEYS, _mm512_maskz_unpackhi_epi64(0xff, high, high2));
+    }
+}
+
+// The first `count` of a unit's values, `stride` apart, and zeros as packed [UNIT_KEYS / 2, value_dim, 2]; reads the unit `next`
+// into the caches.
+inline void pack_values(const bf16 *values, const bf16 *next, long stride, long count, long value_dim, bf16 *packed) {
+    alignas(64) static constexpr uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                                             8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i order = _mm512_load_si512(INTERLEAVED);
+    auto part = [&](long key, long d) {
+        return key < count ? _mm256_loadu_si256(reinterpret_cast<const __m256i *>(values + key * stride + d)) : __m256i{};
+    };
+    for (long key = 0; key < UNIT_KEYS; key += 2)
+        for (long d = 0; d < value_dim; d += WIDTH, packed += 2 * WIDTH) {
+            __builtin_prefetch(next + (key + d / WIDTH % 2) * stride + d / LINE * LINE);
+            const __m512i both = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(part(key, d)), part(key + 1, d), 1);
+            _mm512_storeu_si512(packed, _mm512_maskz_permutexvar_epi16(0xffffffff, order, both));
+        }
+}
+
+// Keys and values of one head in adjacent positions, as the products read them.
+struct Tile {
+    bf16 *keys;    // [TILE_UNITS, dim / 2, UNIT_KEYS, 2]
+    bf16 *values;  // [TILE_KEYS / 2, value_dim, 2]
+    long begin;    // its first position
+    long num_units;
+};
+
+// scores [QUERIES, TILE_KEYS] of some units = queries [QUERIES, dim] @ keys.
+template <long QUERIES, long UNITS>
+inline void multiply_keys(const bf16 *queries, long dim, const bf16 *keys, float *scores) {
+    __m512 totals[QUERIES][UNITS] = {};
+    for (long d = 0; d < dim; d += 2) {
+        BfloatPairs columns[UNITS];
+        for (long u = 0; u < UNITS; u++) columns[u] = load_pairs(keys + (u * dim + d) * UNIT_KEYS);
+        for (long i = 0; i < QUERIES; i++) {
+            const BfloatPairs query = filled_pairs(queries + i * dim + d);
+            for (long u = 0; u < UNITS; u++) totals[i][u] = _mm512_dpbf16_ps(totals[i][u], query, columns[u]);
+        }
+    }
+    for (long i = 0; i < QUERIES; i++)
+        for (long u = 0; u < UNITS; u++) store(scores + i * TILE_KEYS + u * UNIT_KEYS, totals[i][u]);
+}
+
+// For some vectors of each row: sums [QUERIES, value_dim] = kept [QUERIES] * sums + weights [QUERIES, TILE_KEYS] @ values.
+template <long QUERIES, long VECTORS>
+inline void add_values(float *sums, const float *kept, const bf16 *weights, const bf16 *values, long value_dim, long num_keys) {
+    Vector totals[QUERIES][VECTORS];
+    for (long i = 0; i < QUERIES; i++)
+        for (long n = 0; n < VECTORS; n++) totals[i][n] = load(sums + i * value_dim + n * WIDTH) * kept[i];
+    for (long key = 0; key < num_keys; key += 2) {
+        BfloatPairs columns[VECTORS];
+        for (long n = 0; n < VECTORS; n++) columns[n] = load_pairs(values + key * value_dim + n * 2 * WIDTH);
+        for (long i = 0; i < QUERIES; i++) {
+            const BfloatPairs weight = filled_pairs(weights + i * TILE_KEYS + key);
+            for (long n = 0; n < VECTORS; n++) totals[i][n] = _mm512_dpbf16_ps(totals[i][n], weight, columns[n]);
+        }
+    }
+    for (long i = 0; i < QUERIES; i++)
+        for (long n = 0; n < VECTORS; n++) store(sums + i * value_dim + n * WIDTH, totals[i][n]);
+}
+
+// 2 to the power of x, to 3e-6 of it; a NaN stays one.
+inline Vector exp2(Vector x) {
+    const Vector inside = x < -1000.0f ? filled(-1000.0f) : x, whole = _mm512_maskz_roundscale_ps(0xffff, inside, 0);
+    const Vector fraction = inside - whole;
+    Vector p = filled(9.5828528e-3f);
+    const float coefficients[] = {5.5906425e-2f, 2.4024099e-1f, 6.9312419e-1f, 1.0f};
+    for (float coefficient : coefficients) p = multiply_add(p, fraction, filled(coefficient));
+    return _mm512_maskz_scalef_ps(0xffff, p, whole);
+}
+
+// Which keys of a unit a row sees, and their positions.
+struct Seen {
+    __mmask16 mask;
+    Vector distances;  // from the row to the keys
+};
+
+// The first `count` of a unit's keys.
+inline __mmask16 first_keys(long count) { return count <= 0 ? 0 : count < UNIT_KEYS ? (1 << count) - 1 : 0xffff; }
+
+// A row of a sequence, and the draft tree that it is in.
+struct Row {
+    long position;
+    const long *tree_positions;  // of all rows of the sequence, the first of which is the tree's first place; or null
+    const bool *ancestors;       // which of them it sees
+    long num_new;
+
+    // Of the unit whose first key is at the place `begin`.
+    Seen seen(const AttentionLayer &layer, long begin) const {
+        const Vector lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        if (tree_positions && begin + UNIT_KEYS > tree_positions[0]) return seen_in_tree(layer, begin);
+        const long first = first_visible(layer, position) - begin, sinks = layer.num_sink_positions - begin;
+        const __mmask16 is_near = ~first_keys(first) | first_keys(sinks);
+        return {static_cast<__mmask16>(first_keys(position - begin + 1) & is_near), lanes + static_cast<float>(begin - position)};
+    }
+
+    Seen seen_in_tree(const AttentionLayer &layer, long begin) const {
+        const long first = first_visible(layer, position);
+        Seen seen = {};
+        for (long j = 0; j < UNIT_KEYS; j++) {
+            const long index = begin + j - tree_positions[0];
+            if (index >= num_new || (index >= 0 && !ancestors[index])) continue;
+            const long key = index < 0 ? begin + j : tree_positions[index];
+            const bool is_near = key >= first || key < layer.num_sink_positions;
+            seen.mask |= (key <= position && is_near) << j;
+            seen.distances[j] = static_cast<float>(key - position);
+        }
+        return seen;
+    }
+};
+
+inline float largest_of(Vector x) {
+    float elements[WIDTH], largest;
+    store(elements, x);
+    Quad most;
+    memcpy(&most, elements, sizeof most);
+    for (long i = 4; i < WIDTH; i += 4) {
+        Quad part;
+        memcpy(&part, elements + i, sizeof part);
+        most = part > most ? part : most;
+    }
+    largest = most[0];
+    for (long i = 1; i < 4; i++) largest = most[i] > largest ? most[i] : largest;
+    return largest;
+}
+
+inline Vector tanh(Vector x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
+
+// The weights [TILE_KEYS] of a tile's scores, the largest of which is 1. Returns the factor of what was summed before. The softmax
+// is one of powers of 2.
+inline float weigh_tile(const AttentionLayer &layer, const float *scores, Softmax &softmax, const Row &row, const Tile &tile,
+                        float slope, bf16 *weights) {
+    Vector logits[TILE_UNITS], highest = filled(softmax.largest);
+    for (long u = 0; u < tile.num_units; u++) {
+        const Seen seen = row.seen(layer, tile.begin + u * UNIT_KEYS);
+        Vector logit = load(scores + u * UNIT_KEYS) * (layer.softcap ? layer.scale / layer.softcap : layer.scale * LOG2_E);
+        if (layer.softcap) logit = tanh(logit) * (layer.softcap * LOG2_E);
+        if (slope) logit = multiply_add(seen.distances, filled(slope * LOG2_E), logit);
+        logits[u] = _mm512_mask_blend_ps(seen.mask, filled(-INFINITE), logit);
+        highest = larger(logits[u], highest);
+    }
+    const float largest = largest_of(highest);
+    if (largest == -INFINITE) {  // it sees nothing yet
+        memset(weights, 0, TILE_KEYS * sizeof(bf16));
+        return 1.0f;
+    }
+    Vector total = {};
+    for (long u = 0; u < tile.num_units; u++) {
+        const __m256bh rounded = _mm512_cvtneps_pbh(exp2(logits[u] - largest));
+        memcpy(weights + u * UNIT_KEYS, &rounded, sizeof rounded);
+        total += load(weights + u * UNIT_KEYS);  // so the weights' sum is 1
+    }
+    const float kept = exp2(filled(softmax.largest - largest))[0];
+    softmax = {largest, softmax.total * kept + sum(total)};
+    return kept;
+}
+
+// A part's queries and sums, by key/value head, then by row, then by the heads that share it.
+struct PartState {
+    const AttentionLayer &layer;
+    long per_head;  // queries
+    const bf16 *queries;
+    float *sums;
+    Softmax *softmaxes;
+    const Row *rows;      // of a head's queries
+    const float *slopes;  // of all queries
+};
+
+// Attends QUERIES queries from `first` on, which have the same key/value head, to a tile.
+template <long QUERIES> inline void attend_tile(const PartState &state, const Tile &tile, long num_keys, long first) {
+    const AttentionLayer &layer = state.layer;
+    const long dim = layer.dim, value_dim = layer.value_dim;
+    alignas(64) float scores[QUERIES * TILE_KEYS];
+    alignas(64) bf16 weights[QUERIES * TILE_KEYS];
+    float kept[QUERIES];
+    const bf16 *queries = state.queries + first * dim;
+    long unit = 0;
+    for (; unit + 4 <= tile.num_units; unit += 4)
+        multiply_keys<QUERIES, 4>(queries, dim, tile.keys + unit * UNIT_KEYS * dim, scores + unit * UNIT_KEYS);
+    for (; unit + 2 <= tile.num_units; unit += 2)
+        multiply_keys<QUERIES, 2>(queries, dim, tile.keys + unit * UNIT_KEYS * dim, scores + unit * UNIT_KEYS);
+    for (; unit < tile.num_units; unit++)
+        multiply_keys<QUERIES, 1>(queries, dim, tile.keys + unit * UNIT_KEYS * dim, scores + unit * UNIT_KEYS);
+    for (long i = 0; i < QUERIES; i++)
+        kept[i] = weigh_tile(layer, scores + i * TILE_KEYS, state.softmaxes[first + i], state.rows[(first + i) % state.per_head], tile,
+                             state.slopes[first + i], weights + i * TILE_KEYS);
+    float *sums = state.sums + first * value_dim;
+    long d = 0;
+    for (; d + 4 * WIDTH <= value_dim; d += 4 * WIDTH)
+        add_values<QUERIES, 4>(sums + d, kept, weights, tile.values + 2 * d, value_dim, num_keys);
+    for (; d < value_dim; d += WIDTH)
+        add_values<QUERIES, 1>(sums + d, kept, weights, tile.values + 2 * d, value_dim, num_keys);
+}
+
+// The same for any number of queries, in pieces of nearly equal size.
+inline void attend_tile(const PartState &state, const Tile &tile, long num_keys, long first, long num_queries) {
+    const long num_pieces = (num_queries + MAX_TILE_QUERIES - 1) / MAX_TILE_QUERIES;
+    for (long piece = 0; piece < num_pieces; piece++) {
+        const long begin = piece * num_queries / num_pieces, end = (piece + 1) * num_queries / num_pieces;
+        const long at = first + begin;
+        switch (end - begin) {
+            case 1: attend_tile<1>(state, tile, num_keys, at); break;
+            case 2: attend_tile<2>(state, tile, num_keys, at); break;
+            case 3: attend_tile<3>(state, tile, num_keys, at); break;
+            case 4: attend_tile<4>(state, tile, num_keys, at); break;
+            case 5: attend_tile<5>(state, tile, num_keys, at); break;
+            default: attend_tile<6>(state, tile, num_keys, at);
+        }
+    }
+}
+
+// Where a tile's keys lie in a sequence's blocks.
+struct Span {
+    long begin, num_units;
+    long slots[TILE_UNITS];  // of each unit's first key; -1: in a block that no row sees, and the table omits
+};
+
+// Calls work(span, next) for the tiles up to the position `last` that hold a block of the sequence.
+template <typename Work>
+void each_span(const AttentionGroup &group, long block_size, long sequence, long last, const Work &work) {
+    const long units_per_block = block_size / UNIT_KEYS;
+    Span before = {}, span = {};
+    auto finish = [&] {
+        if (before.num_units) work(before, span);
+        before = span;
+    };
+    for (long unit = 0; unit < group.max_blocks * units_per_block; unit++) {
+        const long index = unit / units_per_block, offset = unit % units_per_block * UNIT_KEYS;
+        const long at = sequence * group.max_blocks + index;
+        const long position = (group.block_positions ? group.block_positions[at] : index * block_size) + offset;
+        if (position > last) continue;
+        const long begin = position / TILE_KEYS * TILE_KEYS;
+        if (span.num_units && begin != span.begin) {
+            finish();
+            span.num_units = 0;
+        }
+        span.begin = begin;
+        while (span.num_units < (position - begin) / UNIT_KEYS) span.slots[span.num_units++] = -1;
+        span.slots[span.num_units++] = group.block_tables[at] * block_size + offset;
+    }
+    finish();
+    if (before.num_units) work(before, before);
+}
+
+inline void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const bf16 *q, const bf16 *keys,
+                        const bf16 *values, bf16 *out, const Part &part) {
+    const long num_shared = part.num_shared, dim = layer.dim, value_dim = layer.value_dim;
+    const long all_shared = layer.num_heads / layer.num_kv_heads, per_head = part.num_rows * num_shared;
+    const long count = per_head * part.num_kv_heads, all_rows = part.sequence * group.max_rows;
+    const long *indices = group.rows + all_rows + part.first_row, *positions = group.positions + all_rows + part.first_row;
+    alignas(64) bf16 queries[count * dim], tile_keys[TILE_KEYS * dim], tile_values[TILE_KEYS * value_dim];
+    alignas(64) float sums[count * value_dim];
+    float slopes[count];
+    Softmax softmaxes[count];
+    Row rows[per_head];
+    auto index_of = [&](long i) { return indices[i % per_head / num_shared]; };
+    auto head_of = [&](long i) { return (part.first_kv_head + i / per_head) * all_shared + part.first_shared + i % num_shared; };
+    memset(sums, 0, sizeof sums);
+    for (long i = 0; i < count; i++) {
+        memcpy(queries + i * dim, q + index_of(i) * layer.token_stride + head_of(i) * layer.head_stride, dim * sizeof(bf16));
+        softmaxes[i] = layer.sinks ? Softmax{layer.sinks[head_of(i)] * LOG2_E, 1.0f} : Softmax{-INFINITE, 0.0f};
+        slopes[i] = layer.slopes ? layer.slopes[head_of(i)] : 0.0f;
+    }
+    const long *tree = group.ancestors ? group.positions + all_rows : nullptr;
+    long last = tree ? tree[0] + part.num_new - 1 : 0, nearest = NEVER;
+    for (long i = 0; i < per_head; i++) {
+        const long row = i / num_shared, first = first_visible(layer, positions[row]);
+        rows[i] = {positions[row], tree, tree ? group.ancestors + (all_rows + part.first_row + row) * group.max_rows : nullptr,
+                   part.num_new};
+        last = positions[row] > last ? positions[row] : last;
+        nearest = first < nearest ? first : nearest;
+    }
+    const PartState state{layer, per_head, queries, sums, softmaxes, rows, slopes};
+    each_span(group, layer.block_size, part.sequence, last, [&](const Span &span, const Span &next) {
+        const long begin = span.begin, num_units = span.num_units;
+        if (begin + TILE_KEYS <= nearest && begin >= layer.num_sink_positions) return;
+        const Tile tile{tile_keys, tile_values, begin, num_units};
+        const long left = last - begin + 1, num_keys = left < num_units * UNIT_KEYS ? left : num_units * UNIT_KEYS;
+        for (long head = 0; head < part.num_kv_heads; head++) {
+            const bool is_last = head + 1 == part.num_kv_heads;
+            for (long u = 0; u < num_units; u++) {
+                auto vector_of = [&](long slot, long own) { return slot * layer.num_kv_heads + part.first_kv_head + own; };
+                const bool is_present = span.slots[u] >= 0;
+                const long vector = is_present ? vector_of(span.slots[u], head) : 0;
+                const long then = is_last ? u < next.num_units && next.slots[u] >= 0 ? vector_of(next.slots[u], 0) : vector
+                                          : vector + 1;
+                if (is_present)
+                    pack_keys(keys + vector * dim, keys + then * dim, layer.num_kv_heads * dim, dim, tile_keys + u * UNIT_KEYS * dim);
+                pack_values(values + vector * layer.value_stride, values + then * layer.value_stride,
+                            layer.num_kv_heads * layer.value_stride, is_present ? num_keys - u * UNIT_KEYS : 0, value_dim,
+                            tile_values + u * UNIT_KEYS * value_dim);
+            }
+            attend_tile(state, tile, num_keys, head * per_head, per_head);
+        }
+    });
+    for (long i = 0; i < count; i++) {
+        bf16 *result = out + (index_of(i) * layer.num_heads + head_of(i)) * value_dim;
+        for (long d = 0; d < value_dim; d += WIDTH) store(result + d, load(sums + i * value_dim + d) / softmaxes[i].total);
+    }
+}
+
+extern "C" void attend_bfloat16(const AttentionGroup *group, const AttentionLayer *layer, const bf16 *q, const bf16 *keys,
+                                const bf16 *values, bf16 *out) {
+    each_part(*group, *layer, [&](const Part &part) { attend_part(*group, *layer, q, keys, values, out, part); });
+}
+
+// The same, where it is faster for whole prompts than PyTorch: not on every processor.
+extern "C" void attend_prompts_bfloat16(const AttentionGroup *group, const AttentionLayer *layer, const bf16 *q, const bf16 *keys,
+                                        const bf16 *values, bf16 *out) {
+    attend_bfloat16(group, layer, q, keys, values, out);
+}
+
+#else
+
+ATTEND(bf16, attend_bfloat16)
+
+#endif
