@@ -20,12 +20,35 @@ constexpr float LOG2_E = 1.44269504f;
 
 inline BfloatPairs load_pairs(const bf16 *from) { return (BfloatPairs)_mm512_loadu_si512(from); }
 
+inline void store_pairs(bf16 *to, BfloatPairs pairs) { _mm512_storeu_si512(to, (__m512i)pairs); }
+
 // Two elements, for all lanes.
 inline BfloatPairs filled_pairs(const bf16 *from) {
     int32_t pair;
     memcpy(&pair, from, sizeof pair);
     return (BfloatPairs)_mm512_set1_epi32(pair);
 }
+
+// Elements of a cache line, which the caches get at a time.
+constexpr long LINE = 32;
+
+// Reads a line into the second cache: the first has no room for a tile that is not read yet.
+inline void read_ahead(const bf16 *line) { __builtin_prefetch(line, 0, 2); }
+
+// What a part reads of the pages: from one token to the next are so many elements.
+struct Strides {
+    long keys, values;
+};
+
+// A unit's keys and values of one head, and those to read into the caches meanwhile.
+struct Unit {
+    const bf16 *keys, *values, *next_keys, *next_values;
+    long count;  // of its keys that are written; 0: no row sees it, and the table omits it
+};
+
+// GCC 12 warns of these functions without a mask.
+inline __m512i unpack_low(__m512i a, __m512i b) { return _mm512_maskz_unpacklo_epi32(0xffff, a, b); }
+inline __m512i unpack_high(__m512i a, __m512i b) { return _mm512_maskz_unpackhi_epi32(0xffff, a, b); }
 
 // 8 elements of each of 4 keys.
 inline __m512i load_four(const bf16 *from, long stride) {
@@ -36,57 +59,58 @@ inline __m512i load_four(const bf16 *from, long stride) {
     return _mm512_mask_broadcast_i32x4(keys, 0xf000, part(3));
 }
 
-// GCC 12 warns of the functions without a mask.
-inline __m512i unpack_low(__m512i a, __m512i b) { return _mm512_maskz_unpacklo_epi32(0xffff, a, b); }
-inline __m512i unpack_high(__m512i a, __m512i b) { return _mm512_maskz_unpackhi_epi32(0xffff, a, b); }
+// 4 pairs of each of a unit's keys, from the element d on.
+inline void load_columns(const Unit &unit, long stride, long d, BfloatPairs *columns) {
+    for (long i = 0; i < 4; i++) read_ahead(unit.next_keys + (d / 8 % 4 * 4 + i) * stride + d / LINE * LINE);
+    __m512i rows[4];
+    for (long i = 0; i < 4; i++) rows[i] = load_four(unit.keys + i * stride + d, 4 * stride);
+    const __m512i low = unpack_low(rows[0], rows[1]), high = unpack_high(rows[0], rows[1]);
+    const __m512i low2 = unpack_low(rows[2], rows[3]), high2 = unpack_high(rows[2], rows[3]);
+    columns[0] = (BfloatPairs)_mm512_maskz_unpacklo_epi64(0xff, low, low2);
+    columns[1] = (BfloatPairs)_mm512_maskz_unpackhi_epi64(0xff, low, low2);
+    columns[2] = (BfloatPairs)_mm512_maskz_unpacklo_epi64(0xff, high, high2);
+    columns[3] = (BfloatPairs)_mm512_maskz_unpackhi_epi64(0xff, high, high2);
+}
 
-// Elements of a cache line, which the cache gets at a time.
-constexpr long LINE = 32;
+// The values of a unit's keys `key` and the next one in the channels from d on. What is not written is zero.
+inline BfloatPairs load_values(const Unit &unit, long stride, long key, long d) {
+    alignas(64) static constexpr uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                                             8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    read_ahead(unit.next_values + (key + d / WIDTH % 2) * stride + d / LINE * LINE);
+    auto part = [&](long at) {
+        if (at >= unit.count) return __m256i{};
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(unit.values + at * stride + d));
+    };
+    const __m512i both = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(part(key)), part(key + 1), 1);
+    return (BfloatPairs)_mm512_maskz_permutexvar_epi16(0xffffffff, _mm512_load_si512(INTERLEAVED), both);
+}
 
-// A unit's keys, `stride` apart, as packed [dim / 2, UNIT_KEYS, 2]; reads the unit `next` into the caches.
-inline void pack_keys(const bf16 *keys, const bf16 *next, long stride, long dim, bf16 *packed) {
-    for (long d = 0; d < dim; d += 8) {
-        for (long i = 0; i < 4; i++) __builtin_prefetch(next + (d / 8 % 4 * 4 + i) * stride + d / LINE * LINE);
-        __m512i rows[4];
-        for (long i = 0; i < 4; i++) rows[i] = load_four(keys + i * stride + d, 4 * stride);
-        const __m512i low = unpack_low(rows[0], rows[1]), high = unpack_high(rows[0], rows[1]);
-        const __m512i low2 = unpack_low(rows[2], rows[3]), high2 = unpack_high(rows[2], rows[3]);
-        bf16 *to = packed + d * UNIT_KEYS;
-        _mm512_storeu_si512(to, _mm512_maskz_unpacklo_epi64(0xff, low, low2));
-        _mm512_storeu_si512(to + 2 * UNIT_KEYS, _mm512_maskz_unpackhi_epi64(0xff, low, low2));
-        _mm512_storeu_si512(to + 4 * UNIT_KEYS, _mm512_maskz_unpacklo_epi64(0xff, high, high2));
-        _mm512_storeu_si512(to + 6 * UNIT_KEYS, _mm512_maskz_unpackhi_epi64(0xff, high, high2));
+// Keys and values of one head in adjacent positions.
+struct Tile {
+    long begin, num_units;  // begin: its first position
+    Unit units[TILE_UNITS];
+    Strides strides;
+    bf16 *keys;    // packed [TILE_UNITS, dim / 2, UNIT_KEYS, 2]; null: they are read from the pages
+    bf16 *values;  // packed [TILE_KEYS / 2, value_dim, 2]
+};
+
+inline void pack(const Tile &tile, long dim, long value_dim) {
+    for (long u = 0; u < tile.num_units; u++) {
+        const Unit &unit = tile.units[u];
+        for (long d = 0; d < dim && unit.count; d += 8) {
+            BfloatPairs columns[4];
+            load_columns(unit, tile.strides.keys, d, columns);
+            for (long i = 0; i < 4; i++) store_pairs(tile.keys + (u * dim + d + 2 * i) * UNIT_KEYS, columns[i]);
+        }
+        for (long key = 0; key < UNIT_KEYS; key += 2)
+            for (long d = 0; d < value_dim; d += WIDTH)
+                store_pairs(tile.values + (u * UNIT_KEYS + key) * value_dim + 2 * d, load_values(unit, tile.strides.values, key, d));
     }
 }
 
-// The first `count` of a unit's values, `stride` apart, and zeros as packed [UNIT_KEYS / 2, value_dim, 2]; reads the unit `next`
-// into the caches.
-inline void pack_values(const bf16 *values, const bf16 *next, long stride, long count, long value_dim, bf16 *packed) {
-    alignas(64) static constexpr uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
-                                                             8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i order = _mm512_load_si512(INTERLEAVED);
-    auto part = [&](long key, long d) {
-        return key < count ? _mm256_loadu_si256(reinterpret_cast<const __m256i *>(values + key * stride + d)) : __m256i{};
-    };
-    for (long key = 0; key < UNIT_KEYS; key += 2)
-        for (long d = 0; d < value_dim; d += WIDTH, packed += 2 * WIDTH) {
-            __builtin_prefetch(next + (key + d / WIDTH % 2) * stride + d / LINE * LINE);
-            const __m512i both = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(part(key, d)), part(key + 1, d), 1);
-            _mm512_storeu_si512(packed, _mm512_maskz_permutexvar_epi16(0xffffffff, order, both));
-        }
-}
-
-// Keys and values of one head in adjacent positions, as the products read them.
-struct Tile {
-    bf16 *keys;    // [TILE_UNITS, dim / 2, UNIT_KEYS, 2]
-    bf16 *values;  // [TILE_KEYS / 2, value_dim, 2]
-    long begin;    // its first position
-    long num_units;
-};
-
-// scores [QUERIES, TILE_KEYS] of some units = queries [QUERIES, dim] @ keys.
+// scores [QUERIES, TILE_KEYS] of some units = queries [QUERIES, dim] @ packed keys.
 template <long QUERIES, long UNITS>
-inline void multiply_keys(const bf16 *queries, long dim, const bf16 *keys, float *scores) {
+inline void multiply_packed_keys(const bf16 *queries, long dim, const bf16 *keys, float *scores) {
     __m512 totals[QUERIES][UNITS] = {};
     for (long d = 0; d < dim; d += 2) {
         BfloatPairs columns[UNITS];
@@ -100,22 +124,60 @@ inline void multiply_keys(const bf16 *queries, long dim, const bf16 *keys, float
         for (long u = 0; u < UNITS; u++) store(scores + i * TILE_KEYS + u * UNIT_KEYS, totals[i][u]);
 }
 
+// The same of one unit, whose keys are in its page.
+template <long QUERIES>
+inline void multiply_keys(const bf16 *queries, long dim, const Unit &unit, long stride, float *scores) {
+    __m512 totals[QUERIES] = {};
+    for (long d = 0; d < dim; d += 8) {
+        BfloatPairs columns[4];
+        load_columns(unit, stride, d, columns);
+        for (long n = 0; n < 4; n++)
+            for (long i = 0; i < QUERIES; i++)
+                totals[i] = _mm512_dpbf16_ps(totals[i], filled_pairs(queries + i * dim + d + 2 * n), columns[n]);
+    }
+    for (long i = 0; i < QUERIES; i++) store(scores + i * TILE_KEYS, totals[i]);
+}
+
+// The scores of all the tile's units that are there.
+template <long QUERIES> inline void multiply_tile_keys(const bf16 *queries, long dim, const Tile &tile, float *scores) {
+    if (tile.keys && tile.num_units == TILE_UNITS) return multiply_packed_keys<QUERIES, TILE_UNITS>(queries, dim, tile.keys, scores);
+    for (long u = 0; u < tile.num_units; u++, scores += UNIT_KEYS)
+        if (tile.keys)
+            multiply_packed_keys<QUERIES, 1>(queries, dim, tile.keys + u * UNIT_KEYS * dim, scores);
+        else if (tile.units[u].count)
+            multiply_keys<QUERIES>(queries, dim, tile.units[u], tile.strides.keys, scores);
+}
+
 // For some vectors of each row: sums [QUERIES, value_dim] = kept [QUERIES] * sums + weights [QUERIES, TILE_KEYS] @ values.
-template <long QUERIES, long VECTORS>
-inline void add_values(float *sums, const float *kept, const bf16 *weights, const bf16 *values, long value_dim, long num_keys) {
+// value_at(u, key, n): the n-th vector of the values of two keys.
+template <long QUERIES, long VECTORS, typename Values>
+inline void add_values(float *sums, long value_dim, const float *kept, const bf16 *weights, const Tile &tile, const Values &value_at) {
     Vector totals[QUERIES][VECTORS];
     for (long i = 0; i < QUERIES; i++)
         for (long n = 0; n < VECTORS; n++) totals[i][n] = load(sums + i * value_dim + n * WIDTH) * kept[i];
-    for (long key = 0; key < num_keys; key += 2) {
-        BfloatPairs columns[VECTORS];
-        for (long n = 0; n < VECTORS; n++) columns[n] = load_pairs(values + key * value_dim + n * 2 * WIDTH);
-        for (long i = 0; i < QUERIES; i++) {
-            const BfloatPairs weight = filled_pairs(weights + i * TILE_KEYS + key);
-            for (long n = 0; n < VECTORS; n++) totals[i][n] = _mm512_dpbf16_ps(totals[i][n], weight, columns[n]);
+    for (long u = 0; u < tile.num_units; u++)
+        for (long key = 0; key < tile.units[u].count; key += 2) {
+            BfloatPairs columns[VECTORS];
+            for (long n = 0; n < VECTORS; n++) columns[n] = value_at(u, key, n);
+            for (long i = 0; i < QUERIES; i++) {
+                const BfloatPairs weight = filled_pairs(weights + i * TILE_KEYS + u * UNIT_KEYS + key);
+                for (long n = 0; n < VECTORS; n++) totals[i][n] = _mm512_dpbf16_ps(totals[i][n], weight, columns[n]);
+            }
         }
-    }
     for (long i = 0; i < QUERIES; i++)
         for (long n = 0; n < VECTORS; n++) store(sums + i * value_dim + n * WIDTH, totals[i][n]);
+}
+
+template <long QUERIES, long VECTORS>
+inline void add_tile_values(float *sums, long value_dim, long d, const float *kept, const bf16 *weights, const Tile &tile) {
+    if (tile.values)
+        add_values<QUERIES, VECTORS>(sums + d, value_dim, kept, weights, tile, [&](long u, long key, long n) {
+            return load_pairs(tile.values + (u * UNIT_KEYS + key) * value_dim + 2 * (d + n * WIDTH));
+        });
+    else
+        add_values<QUERIES, VECTORS>(sums + d, value_dim, kept, weights, tile, [&](long u, long key, long n) {
+            return load_values(tile.units[u], tile.strides.values, key, d + n * WIDTH);
+        });
 }
 
 // 2 to the power of x, to 3e-6 of it; a NaN stays one.
@@ -226,44 +288,34 @@ struct PartState {
 };
 
 // Attends QUERIES queries from `first` on, which have the same key/value head, to a tile.
-template <long QUERIES> inline void attend_tile(const PartState &state, const Tile &tile, long num_keys, long first) {
+template <long QUERIES> inline void attend_tile(const PartState &state, const Tile &tile, long first) {
     const AttentionLayer &layer = state.layer;
-    const long dim = layer.dim, value_dim = layer.value_dim;
+    const long value_dim = layer.value_dim;
     alignas(64) float scores[QUERIES * TILE_KEYS];
     alignas(64) bf16 weights[QUERIES * TILE_KEYS];
-    float kept[QUERIES];
-    const bf16 *queries = state.queries + first * dim;
-    long unit = 0;
-    for (; unit + 4 <= tile.num_units; unit += 4)
-        multiply_keys<QUERIES, 4>(queries, dim, tile.keys + unit * UNIT_KEYS * dim, scores + unit * UNIT_KEYS);
-    for (; unit + 2 <= tile.num_units; unit += 2)
-        multiply_keys<QUERIES, 2>(queries, dim, tile.keys + unit * UNIT_KEYS * dim, scores + unit * UNIT_KEYS);
-    for (; unit < tile.num_units; unit++)
-        multiply_keys<QUERIES, 1>(queries, dim, tile.keys + unit * UNIT_KEYS * dim, scores + unit * UNIT_KEYS);
+    float kept[QUERIES], *sums = state.sums + first * value_dim;
+    multiply_tile_keys<QUERIES>(state.queries + first * layer.dim, layer.dim, tile, scores);
     for (long i = 0; i < QUERIES; i++)
         kept[i] = weigh_tile(layer, scores + i * TILE_KEYS, state.softmaxes[first + i], state.rows[(first + i) % state.per_head], tile,
                              state.slopes[first + i], weights + i * TILE_KEYS);
-    float *sums = state.sums + first * value_dim;
     long d = 0;
-    for (; d + 4 * WIDTH <= value_dim; d += 4 * WIDTH)
-        add_values<QUERIES, 4>(sums + d, kept, weights, tile.values + 2 * d, value_dim, num_keys);
-    for (; d < value_dim; d += WIDTH)
-        add_values<QUERIES, 1>(sums + d, kept, weights, tile.values + 2 * d, value_dim, num_keys);
+    for (; d + 4 * WIDTH <= value_dim; d += 4 * WIDTH) add_tile_values<QUERIES, 4>(sums, value_dim, d, kept, weights, tile);
+    for (; d < value_dim; d += WIDTH) add_tile_values<QUERIES, 1>(sums, value_dim, d, kept, weights, tile);
 }
 
 // The same for any number of queries, in pieces of nearly equal size.
-inline void attend_tile(const PartState &state, const Tile &tile, long num_keys, long first, long num_queries) {
+inline void attend_tile(const PartState &state, const Tile &tile, long first, long num_queries) {
     const long num_pieces = (num_queries + MAX_TILE_QUERIES - 1) / MAX_TILE_QUERIES;
     for (long piece = 0; piece < num_pieces; piece++) {
         const long begin = piece * num_queries / num_pieces, end = (piece + 1) * num_queries / num_pieces;
         const long at = first + begin;
         switch (end - begin) {
-            case 1: attend_tile<1>(state, tile, num_keys, at); break;
-            case 2: attend_tile<2>(state, tile, num_keys, at); break;
-            case 3: attend_tile<3>(state, tile, num_keys, at); break;
-            case 4: attend_tile<4>(state, tile, num_keys, at); break;
-            case 5: attend_tile<5>(state, tile, num_keys, at); break;
-            default: attend_tile<6>(state, tile, num_keys, at);
+            case 1: attend_tile<1>(state, tile, at); break;
+            case 2: attend_tile<2>(state, tile, at); break;
+            case 3: attend_tile<3>(state, tile, at); break;
+            case 4: attend_tile<4>(state, tile, at); break;
+            case 5: attend_tile<5>(state, tile, at); break;
+            default: attend_tile<6>(state, tile, at);
         }
     }
 }
@@ -307,7 +359,9 @@ inline void attend_part(const AttentionGroup &group, const AttentionLayer &layer
     const long all_shared = layer.num_heads / layer.num_kv_heads, per_head = part.num_rows * num_shared;
     const long count = per_head * part.num_kv_heads, all_rows = part.sequence * group.max_rows;
     const long *indices = group.rows + all_rows + part.first_row, *positions = group.positions + all_rows + part.first_row;
-    alignas(64) bf16 queries[count * dim], tile_keys[TILE_KEYS * dim], tile_values[TILE_KEYS * value_dim];
+    const bool is_packed = per_head > MAX_TILE_QUERIES;
+    alignas(64) bf16 queries[count * dim], memory[is_packed ? TILE_KEYS * (dim + value_dim) : 1];
+    bf16 *packed_keys = is_packed ? memory : nullptr, *packed_values = is_packed ? memory + TILE_KEYS * dim : nullptr;
     alignas(64) float sums[count * value_dim];
     float slopes[count];
     Softmax softmaxes[count];
@@ -330,26 +384,23 @@ inline void attend_part(const AttentionGroup &group, const AttentionLayer &layer
         nearest = first < nearest ? first : nearest;
     }
     const PartState state{layer, per_head, queries, sums, softmaxes, rows, slopes};
+    auto vector_of = [&](long slot, long head) { return slot * layer.num_kv_heads + part.first_kv_head + head; };
     each_span(group, layer.block_size, part.sequence, last, [&](const Span &span, const Span &next) {
         const long begin = span.begin, num_units = span.num_units;
         if (begin + TILE_KEYS <= nearest && begin >= layer.num_sink_positions) return;
-        const Tile tile{tile_keys, tile_values, begin, num_units};
-        const long left = last - begin + 1, num_keys = left < num_units * UNIT_KEYS ? left : num_units * UNIT_KEYS;
         for (long head = 0; head < part.num_kv_heads; head++) {
             const bool is_last = head + 1 == part.num_kv_heads;
+            Tile tile{begin, num_units, {}, {layer.num_kv_heads * dim, layer.num_kv_heads * layer.value_stride}, packed_keys, packed_values};
             for (long u = 0; u < num_units; u++) {
-                auto vector_of = [&](long slot, long own) { return slot * layer.num_kv_heads + part.first_kv_head + own; };
-                const bool is_present = span.slots[u] >= 0;
-                const long vector = is_present ? vector_of(span.slots[u], head) : 0;
-                const long then = is_last ? u < next.num_units && next.slots[u] >= 0 ? vector_of(next.slots[u], 0) : vector
-                                          : vector + 1;
-                if (is_present)
-                    pack_keys(keys + vector * dim, keys + then * dim, layer.num_kv_heads * dim, dim, tile_keys + u * UNIT_KEYS * dim);
-                pack_values(values + vector * layer.value_stride, values + then * layer.value_stride,
-                            layer.num_kv_heads * layer.value_stride, is_present ? num_keys - u * UNIT_KEYS : 0, value_dim,
-                            tile_values + u * UNIT_KEYS * value_dim);
+                const long left = last - begin - u * UNIT_KEYS + 1, slot = span.slots[u];
+                const long then = !is_last ? slot : u < next.num_units ? next.slots[u] : -1;
+                const long vector = vector_of(slot, head), following = vector_of(then < 0 ? slot : then, is_last ? 0 : head + 1);
+                if (slot >= 0)
+                    tile.units[u] = {keys + vector * dim, values + vector * layer.value_stride, keys + following * dim,
+                                     values + following * layer.value_stride, left < UNIT_KEYS ? left : UNIT_KEYS};
             }
-            attend_tile(state, tile, num_keys, head * per_head, per_head);
+            if (packed_keys) pack(tile, dim, value_dim);
+            attend_tile(state, tile, head * per_head, per_head);
         }
     });
     for (long i = 0; i < count; i++) {
