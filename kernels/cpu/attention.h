@@ -191,8 +191,9 @@ template <typename Work> void each_part(const AttentionGroup &group, const Atten
     const long num_parts = (layer.num_kv_heads + heads - 1) / heads;
     const long some = heads > 1 ? num_shared : shared_at_a_time(group, layer, num_parts);
     const long num_pieces = (num_shared + some - 1) / some;
-    const long at_a_time = MAX_QUERIES / (heads * some) > 0 ? MAX_QUERIES / (heads * some) : 1;
-    const long num_tiles = (group.max_rows + at_a_time - 1) / at_a_time, per_tile = group.num_sequences * num_parts * num_pieces;
+    const long most = MAX_QUERIES / (heads * some) > 0 ? MAX_QUERIES / (heads * some) : 1;
+    const long num_tiles = (group.max_rows + most - 1) / most, at_a_time = (group.max_rows + num_tiles - 1) / num_tiles;
+    const long per_tile = group.num_sequences * num_parts * num_pieces;
     share(num_tiles * per_tile, group.num_threads, [&](long index) {
         const long row = (num_tiles - 1 - index / per_tile) * at_a_time, rest = index % per_tile;
         const long sequence = rest / num_pieces / num_parts, *rows = group.rows + sequence * group.max_rows;
