@@ -1,8 +1,8 @@
 // Attention over bf16 pages of any number of rows, by products of pairs (AVX512_BF16); kernels/attention.py defines it.
 //
-// Keys are read in tiles of adjacent positions. A tile is packed once for all queries of a part: so that one instruction
-// multiplies two elements of 16 keys, or the values of two keys in 16 channels. The tiles begin at multiples of their size, so a
-// row's result depends on its own position alone.
+// One instruction multiplies two elements of 16 keys, or the values of two keys in 16 channels. Keys are read in tiles of adjacent
+// positions, which begin at multiples of their size, so a row's sums depend on its own sequence alone. Many queries read a tile that
+// is packed for them, few arrange it in registers. Weights are rounded to bf16, and divided by the sum of the rounded ones.
 #pragma once
 
 #include "attention.h"
@@ -14,8 +14,8 @@ typedef __m512bh BfloatPairs;
 // A unit is a vector of keys: a block is some units of adjacent positions.
 constexpr long UNIT_KEYS = 16, TILE_UNITS = 4, TILE_KEYS = UNIT_KEYS * TILE_UNITS;
 static_assert(UNIT_KEYS == WIDTH, "a unit's scores are one vector");
-// The queries whose sums are in registers together with a tile's keys.
-constexpr long MAX_TILE_QUERIES = 6;
+// The queries whose sums are in registers together with a packed tile's keys, and with those of a unit in a page.
+constexpr long MAX_PACKED_QUERIES = 6, MAX_UNIT_QUERIES = 8;
 constexpr float LOG2_E = 1.44269504f;
 
 inline BfloatPairs load_pairs(const bf16 *from) { return (BfloatPairs)_mm512_loadu_si512(from); }
@@ -140,7 +140,9 @@ inline void multiply_keys(const bf16 *queries, long dim, const Unit &unit, long 
 
 // The scores of all the tile's units that are there.
 template <long QUERIES> inline void multiply_tile_keys(const bf16 *queries, long dim, const Tile &tile, float *scores) {
-    if (tile.keys && tile.num_units == TILE_UNITS) return multiply_packed_keys<QUERIES, TILE_UNITS>(queries, dim, tile.keys, scores);
+    if constexpr (QUERIES <= MAX_PACKED_QUERIES)
+        if (tile.keys && tile.num_units == TILE_UNITS)
+            return multiply_packed_keys<QUERIES, TILE_UNITS>(queries, dim, tile.keys, scores);
     for (long u = 0; u < tile.num_units; u++, scores += UNIT_KEYS)
         if (tile.keys)
             multiply_packed_keys<QUERIES, 1>(queries, dim, tile.keys + u * UNIT_KEYS * dim, scores);
@@ -298,14 +300,16 @@ template <long QUERIES> inline void attend_tile(const PartState &state, const Ti
     for (long i = 0; i < QUERIES; i++)
         kept[i] = weigh_tile(layer, scores + i * TILE_KEYS, state.softmaxes[first + i], state.rows[(first + i) % state.per_head], tile,
                              state.slopes[first + i], weights + i * TILE_KEYS);
+    constexpr long VECTORS = QUERIES <= MAX_PACKED_QUERIES ? 4 : 2;
     long d = 0;
-    for (; d + 4 * WIDTH <= value_dim; d += 4 * WIDTH) add_tile_values<QUERIES, 4>(sums, value_dim, d, kept, weights, tile);
+    for (; d + VECTORS * WIDTH <= value_dim; d += VECTORS * WIDTH)
+        add_tile_values<QUERIES, VECTORS>(sums, value_dim, d, kept, weights, tile);
     for (; d < value_dim; d += WIDTH) add_tile_values<QUERIES, 1>(sums, value_dim, d, kept, weights, tile);
 }
 
 // The same for any number of queries, in pieces of nearly equal size.
 inline void attend_tile(const PartState &state, const Tile &tile, long first, long num_queries) {
-    const long num_pieces = (num_queries + MAX_TILE_QUERIES - 1) / MAX_TILE_QUERIES;
+    const long most = tile.keys ? MAX_PACKED_QUERIES : MAX_UNIT_QUERIES, num_pieces = (num_queries + most - 1) / most;
     for (long piece = 0; piece < num_pieces; piece++) {
         const long begin = piece * num_queries / num_pieces, end = (piece + 1) * num_queries / num_pieces;
         const long at = first + begin;
@@ -315,7 +319,9 @@ inline void attend_tile(const PartState &state, const Tile &tile, long first, lo
             case 3: attend_tile<3>(state, tile, at); break;
             case 4: attend_tile<4>(state, tile, at); break;
             case 5: attend_tile<5>(state, tile, at); break;
-            default: attend_tile<6>(state, tile, at);
+            case 6: attend_tile<6>(state, tile, at); break;
+            case 7: attend_tile<7>(state, tile, at); break;
+            default: attend_tile<8>(state, tile, at);
         }
     }
 }
@@ -359,7 +365,7 @@ inline void attend_part(const AttentionGroup &group, const AttentionLayer &layer
     const long all_shared = layer.num_heads / layer.num_kv_heads, per_head = part.num_rows * num_shared;
     const long count = per_head * part.num_kv_heads, all_rows = part.sequence * group.max_rows;
     const long *indices = group.rows + all_rows + part.first_row, *positions = group.positions + all_rows + part.first_row;
-    const bool is_packed = per_head > MAX_TILE_QUERIES;
+    const bool is_packed = per_head > MAX_UNIT_QUERIES;
     alignas(64) bf16 queries[count * dim], memory[is_packed ? TILE_KEYS * (dim + value_dim) : 1];
     bf16 *packed_keys = is_packed ? memory : nullptr, *packed_values = is_packed ? memory + TILE_KEYS * dim : nullptr;
     alignas(64) float sums[count * value_dim];

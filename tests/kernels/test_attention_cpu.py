@@ -57,6 +57,7 @@ SIZES = {
     "plain": Sizes(6, 2, 16, 16, block_size=16),
     "one-head-each": Sizes(3, 3, 64, 64, block_size=16),
     "one-head-for-all": Sizes(5, 1, 80, 48, block_size=16),
+    "eight-heads-for-one": Sizes(8, 1, 32, 80, block_size=16),
     "wide": Sizes(2, 1, 192, 128, block_size=32),
     "many-heads": Sizes(160, 2, 16, 32, block_size=64),
     "latent": Sizes(20, 1, 48, 32, block_size=16, is_latent=True),
