@@ -91,10 +91,13 @@ struct Tile {
     Unit units[TILE_UNITS];
     Strides strides;
     bf16 *keys;    // packed [TILE_UNITS, dim / 2, UNIT_KEYS, 2]; null: they are read from the pages
-    bf16 *values;  // packed [TILE_KEYS / 2, value_dim, 2]
+    bf16 *values;  // packed [TILE_KEYS / 2, value_dim, 2]; null with the keys
 };
 
-inline void pack(const Tile &tile, long dim, long value_dim) {
+// Packs a tile in memory of TILE_KEYS x (dim + value_dim).
+inline void pack(Tile &tile, long dim, long value_dim, bf16 *memory) {
+    tile.keys = memory;
+    tile.values = memory + TILE_KEYS * dim;
     for (long u = 0; u < tile.num_units; u++) {
         const Unit &unit = tile.units[u];
         for (long d = 0; d < dim && unit.count; d += 8) {
@@ -233,7 +236,7 @@ struct Row {
 };
 
 inline float largest_of(Vector x) {
-    float elements[WIDTH], largest;
+    float elements[WIDTH];
     store(elements, x);
     Quad most;
     memcpy(&most, elements, sizeof most);
@@ -242,7 +245,7 @@ inline float largest_of(Vector x) {
         memcpy(&part, elements + i, sizeof part);
         most = part > most ? part : most;
     }
-    largest = most[0];
+    float largest = most[0];
     for (long i = 1; i < 4; i++) largest = most[i] > largest ? most[i] : largest;
     return largest;
 }
@@ -359,15 +362,37 @@ void each_span(const AttentionGroup &group, long block_size, long sequence, long
     if (before.num_units) work(before, before);
 }
 
-inline void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const bf16 *q, const bf16 *keys,
-                        const bf16 *values, bf16 *out, const Part &part) {
-    const long num_shared = part.num_shared, dim = layer.dim, value_dim = layer.value_dim;
-    const long all_shared = layer.num_heads / layer.num_kv_heads, per_head = part.num_rows * num_shared;
-    const long count = per_head * part.num_kv_heads, all_rows = part.sequence * group.max_rows;
-    const long *indices = group.rows + all_rows + part.first_row, *positions = group.positions + all_rows + part.first_row;
+// A layer's keys and values.
+struct LayerPages {
+    const AttentionLayer &layer;
+    const bf16 *all_keys, *all_values;
+
+    const bf16 *keys(long slot, long head) const { return all_keys + (slot * layer.num_kv_heads + head) * layer.dim; }
+    const bf16 *values(long slot, long head) const { return all_values + (slot * layer.num_kv_heads + head) * layer.value_stride; }
+
+    // One head's keys up to the position `last`, in pages. What is read into the caches meanwhile: the span and head after it.
+    Tile tile(const Span &span, long head, const Span &next, long next_head, long last) const {
+        const Strides strides{layer.num_kv_heads * layer.dim, layer.num_kv_heads * layer.value_stride};
+        Tile tile{span.begin, span.num_units, {}, strides, nullptr, nullptr};
+        for (long u = 0; u < span.num_units; u++) {
+            const long slot = span.slots[u], left = last - span.begin - u * UNIT_KEYS + 1;
+            if (slot < 0) continue;
+            const long then = u < next.num_units && next.slots[u] >= 0 ? next.slots[u] : slot;
+            tile.units[u] = {keys(slot, head), values(slot, head), keys(then, next_head), values(then, next_head),
+                             left < UNIT_KEYS ? left : UNIT_KEYS};
+        }
+        return tile;
+    }
+};
+
+inline void attend_part(const AttentionGroup &group, const LayerPages &pages, const bf16 *q, bf16 *out, const Part &part) {
+    const AttentionLayer &layer = pages.layer;
+    const long num_shared = part.num_shared, all_shared = layer.num_heads / layer.num_kv_heads, dim = layer.dim;
+    const long value_dim = layer.value_dim, per_head = part.num_rows * num_shared, count = per_head * part.num_kv_heads;
+    const long all_rows = part.sequence * group.max_rows, first_row = all_rows + part.first_row;
+    const long *indices = group.rows + first_row, *positions = group.positions + first_row;
     const bool is_packed = per_head > MAX_UNIT_QUERIES;
-    alignas(64) bf16 queries[count * dim], memory[is_packed ? TILE_KEYS * (dim + value_dim) : 1];
-    bf16 *packed_keys = is_packed ? memory : nullptr, *packed_values = is_packed ? memory + TILE_KEYS * dim : nullptr;
+    alignas(64) bf16 queries[count * dim], packed[is_packed ? TILE_KEYS * (dim + value_dim) : 1];
     alignas(64) float sums[count * value_dim];
     float slopes[count];
     Softmax softmaxes[count];
@@ -383,29 +408,20 @@ inline void attend_part(const AttentionGroup &group, const AttentionLayer &layer
     const long *tree = group.ancestors ? group.positions + all_rows : nullptr;
     long last = tree ? tree[0] + part.num_new - 1 : 0, nearest = NEVER;
     for (long i = 0; i < per_head; i++) {
-        const long row = i / num_shared, first = first_visible(layer, positions[row]);
-        rows[i] = {positions[row], tree, tree ? group.ancestors + (all_rows + part.first_row + row) * group.max_rows : nullptr,
-                   part.num_new};
-        last = positions[row] > last ? positions[row] : last;
+        const long row = i / num_shared, position = positions[row], first = first_visible(layer, position);
+        rows[i] = {position, tree, tree ? group.ancestors + (first_row + row) * group.max_rows : nullptr, part.num_new};
+        last = position > last ? position : last;
         nearest = first < nearest ? first : nearest;
     }
+
     const PartState state{layer, per_head, queries, sums, softmaxes, rows, slopes};
-    auto vector_of = [&](long slot, long head) { return slot * layer.num_kv_heads + part.first_kv_head + head; };
     each_span(group, layer.block_size, part.sequence, last, [&](const Span &span, const Span &next) {
-        const long begin = span.begin, num_units = span.num_units;
-        if (begin + TILE_KEYS <= nearest && begin >= layer.num_sink_positions) return;
+        if (span.begin + TILE_KEYS <= nearest && span.begin >= layer.num_sink_positions) return;
         for (long head = 0; head < part.num_kv_heads; head++) {
             const bool is_last = head + 1 == part.num_kv_heads;
-            Tile tile{begin, num_units, {}, {layer.num_kv_heads * dim, layer.num_kv_heads * layer.value_stride}, packed_keys, packed_values};
-            for (long u = 0; u < num_units; u++) {
-                const long left = last - begin - u * UNIT_KEYS + 1, slot = span.slots[u];
-                const long then = !is_last ? slot : u < next.num_units ? next.slots[u] : -1;
-                const long vector = vector_of(slot, head), following = vector_of(then < 0 ? slot : then, is_last ? 0 : head + 1);
-                if (slot >= 0)
-                    tile.units[u] = {keys + vector * dim, values + vector * layer.value_stride, keys + following * dim,
-                                     values + following * layer.value_stride, left < UNIT_KEYS ? left : UNIT_KEYS};
-            }
-            if (packed_keys) pack(tile, dim, value_dim);
+            Tile tile = pages.tile(span, part.first_kv_head + head, is_last ? next : span,
+                                   part.first_kv_head + (is_last ? 0 : head + 1), last);
+            if (is_packed) pack(tile, dim, value_dim, packed);
             attend_tile(state, tile, head * per_head, per_head);
         }
     });
@@ -417,7 +433,8 @@ inline void attend_part(const AttentionGroup &group, const AttentionLayer &layer
 
 extern "C" void attend_bfloat16(const AttentionGroup *group, const AttentionLayer *layer, const bf16 *q, const bf16 *keys,
                                 const bf16 *values, bf16 *out) {
-    each_part(*group, *layer, [&](const Part &part) { attend_part(*group, *layer, q, keys, values, out, part); });
+    const LayerPages pages{*layer, keys, values};
+    each_part(*group, *layer, [&](const Part &part) { attend_part(*group, pages, q, out, part); });
 }
 
 // The same, where it is faster for whole prompts than PyTorch: not on every processor.
