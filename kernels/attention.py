@@ -4,7 +4,8 @@
 `attention_triton` and `attention_groups_triton`, which serve CUDA. One call serves one layer.
 Sequences with few new tokens (decoding or verifying drafts) are computed many at a time, long
 prompt chunks one by one. Blocks are gathered into memory that a step's layers reuse, and query
-heads that share a key/value head read the same copy.
+heads that share a key/value head read the same copy. Where the CPU library serves, it reads blocks
+in place: for few new tokens, and in bf16 on some processors for prompts too.
 Correctness does not rely on multiplying padding by zero: padded positions point at the null block,
 which is all zeros, and blocks are zeroed before they get a new owner.
 
