@@ -4,7 +4,8 @@
 `attention_triton` and `attention_groups_triton`, which serve CUDA. One call serves one layer.
 Sequences with few new tokens (decoding or verifying drafts) are computed many at a time, long
 prompt chunks one by one. Blocks are gathered into memory that a step's layers reuse, and query
-heads that share a key/value head read the same copy.
+heads that share a key/value head read the same copy. Where the CPU library serves, it reads blocks
+in place: for few new tokens, and in bf16 on some processors for prompts too.
 Correctness does not rely on multiplying padding by zero: padded positions point at the null block,
 which is all zeros, and blocks are zeroed before they get a new owner.
 
@@ -18,7 +19,7 @@ attends to another branch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from . import cpu_library
 from .attention_cpu import attend_group
@@ -105,6 +107,28 @@ class AttentionBatch:
     groups: tuple[SequenceGroup, ...]
     chunks: tuple[PrefillChunk, ...]
     gathered: GatheredKv = field(default_factory=lambda: GatheredKv(GatherBuffer(), GatherBuffer()))
+    _joined: list[SequenceGroup] = field(default_factory=list)
+    """What `chunk_group` has made, for all layers of the step."""
+
+    def chunk_group(self) -> SequenceGroup:
+        """The chunks as one group, for attention that reads blocks in place."""
+        if not self._joined:
+            self._joined.append(_join(self.chunks))
+        return self._joined[0]
+
+
+def _join(chunks: Sequence[PrefillChunk]) -> SequenceGroup:
+    counts = torch.tensor([[chunk.end - chunk.start] for chunk in chunks])
+    columns = torch.arange(int(counts.max())).minimum(counts - 1)
+    ends = [chunk.context_len for chunk in chunks]
+    begins = [chunk.block_positions for chunk in chunks if chunk.block_positions is not None]
+    return SequenceGroup(
+        torch.tensor([[chunk.start] for chunk in chunks]) + columns,
+        torch.tensor(ends)[:, None] - counts + columns,
+        pad_sequence([chunk.block_table for chunk in chunks], batch_first=True),
+        # Padding begins where the longest sequence ends: no query sees it.
+        pad_sequence(begins, batch_first=True, padding_value=max(ends)) if begins else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +170,29 @@ def paged_attention(
     for group in batch.groups:
         if attend is None or not attend_group(attend, q, out, keys, values, group, options):
             left.append(group)
-    if left or batch.chunks:
-        _attend_gathered(q, out, keys, values, replace(batch, groups=tuple(left)), options)
+    chunks = batch.chunks
+    if chunks and _attend_chunks_in_place(q, out, keys, values, batch, options):
+        chunks = ()
+    if left or chunks:
+        batch = replace(batch, groups=tuple(left), chunks=chunks)
+        _attend_gathered(q, out, keys, values, batch, options)
     return out
+
+
+def _attend_chunks_in_place(
+    q: Tensor,
+    out: Tensor,
+    keys: KvPages,
+    values: KvPages,
+    batch: AttentionBatch,
+    options: AttentionOptions,
+) -> bool:
+    """Write the chunks' rows of `out` by the CPU library; False, without effect, where PyTorch's
+    attention serves."""
+    attend = cpu_library.function("attend_prompts", q.dtype)
+    if attend is None or isinstance(keys, GroupedPages):
+        return False
+    return attend_group(attend, q, out, keys, values, batch.chunk_group(), options)
 
 
 def _attend_in_place(

@@ -1,4 +1,5 @@
-"""Attention of sequences with few new tokens on the CPU: the library reads blocks in place."""
+"""Attention on the CPU by the library, which reads blocks in place: of sequences with few new
+tokens, and in bf16 of whole prompts."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ _SIGNATURES = {
     "linear_half": (_P, _P, _P, _P, _N, _N, _N, _N),
     "quantized_linear": (*(_P, _P, _P, _N, _P, _N, _P, _P, _P), *(_N,) * 5),
     "attend": (_P, _P, _P, _P, _P, _P),
+    "attend_prompts": (_P, _P, _P, _P, _P, _P),
     "attend_groups": (_P, _P, _P, _P, _P, _P),
     "draft_layer": (_P, _P, _P, _P, _P, _P),
     "recur": (_P, _P, _P, _P),

@@ -165,13 +165,13 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
     }
 }
 
-// Whole sequences, whose blocks are read from end to end, if they keep all threads busy; otherwise
+// Whole sequences, whose blocks are read from end to end, if they keep all threads busy and their queries' state fits; otherwise
 // some heads at a time.
 inline long heads_at_a_time(const AttentionGroup &group, const AttentionLayer &layer) {
     const long num_tasks = 2 * group.num_threads, num_shared = layer.num_heads / layer.num_kv_heads;
     long heads = layer.num_kv_heads * group.num_sequences / num_tasks;
     if (heads > layer.num_kv_heads) heads = layer.num_kv_heads;
-    if (heads * num_shared > MAX_QUERIES) heads = MAX_QUERIES / num_shared;
+    if (heads * num_shared * group.max_rows > MAX_QUERIES) heads = MAX_QUERIES / (num_shared * group.max_rows);
     return heads > 0 ? heads : 1;
 }
 
@@ -185,25 +185,31 @@ inline long shared_at_a_time(const AttentionGroup &group, const AttentionLayer &
     return num_shared < MIN_SHARED ? num_shared : MIN_SHARED;
 }
 
-template <typename T, typename Pages>
-void attend(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const Pages &keys, const Pages &values, T *out) {
+// Calls work(part) for parts of all sequences, shared among the threads. The last rows, which see most keys, come first.
+template <typename Work> void each_part(const AttentionGroup &group, const AttentionLayer &layer, const Work &work) {
     const long num_shared = layer.num_heads / layer.num_kv_heads, heads = heads_at_a_time(group, layer);
     const long num_parts = (layer.num_kv_heads + heads - 1) / heads;
     const long some = heads > 1 ? num_shared : shared_at_a_time(group, layer, num_parts);
     const long num_pieces = (num_shared + some - 1) / some;
-    const long at_a_time = MAX_QUERIES / (heads * some) > 0 ? MAX_QUERIES / (heads * some) : 1;
-    share(group.num_sequences * num_parts * num_pieces, group.num_threads, [&](long index) {
-        const long sequence = index / num_pieces / num_parts, *rows = group.rows + sequence * group.max_rows;
-        const long head = index / num_pieces % num_parts * heads, left = layer.num_kv_heads - head;
-        const long shared = index % num_pieces * some, left_shared = num_shared - shared;
+    const long most = MAX_QUERIES / (heads * some) > 0 ? MAX_QUERIES / (heads * some) : 1;
+    const long num_tiles = (group.max_rows + most - 1) / most, at_a_time = (group.max_rows + num_tiles - 1) / num_tiles;
+    const long per_tile = group.num_sequences * num_parts * num_pieces;
+    share(num_tiles * per_tile, group.num_threads, [&](long index) {
+        const long row = (num_tiles - 1 - index / per_tile) * at_a_time, rest = index % per_tile;
+        const long sequence = rest / num_pieces / num_parts, *rows = group.rows + sequence * group.max_rows;
         long num_rows = 1;  // a padded row repeats the last one
         while (num_rows < group.max_rows && rows[num_rows] != rows[num_rows - 1]) num_rows++;
-        for (long row = 0; row < num_rows; row += at_a_time) {
-            const long count = num_rows - row < at_a_time ? num_rows - row : at_a_time;
-            attend_part(group, layer, q, keys, values, out,
-                        Part{sequence, row, count, head, heads < left ? heads : left, shared, some < left_shared ? some : left_shared, num_rows});
-        }
+        if (row >= num_rows) return;
+        const long head = rest / num_pieces % num_parts * heads, left = layer.num_kv_heads - head;
+        const long shared = rest % num_pieces * some, left_shared = num_shared - shared;
+        work(Part{sequence, row, num_rows - row < at_a_time ? num_rows - row : at_a_time, head, heads < left ? heads : left, shared,
+                  some < left_shared ? some : left_shared, num_rows});
     });
+}
+
+template <typename T, typename Pages>
+void attend(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const Pages &keys, const Pages &values, T *out) {
+    each_part(group, layer, [&](const Part &part) { attend_part(group, layer, q, keys, values, out, part); });
 }
 
 #define ATTEND(T, NAME)                                                                                                \
@@ -213,4 +219,3 @@ void attend(const AttentionGroup &group, const AttentionLayer &layer, const T *q
                PlainPages<T>(values, layer->value_stride, *layer), out);                                               \
     }
 ATTEND(float, attend_float32)
-ATTEND(bf16, attend_bfloat16)

@@ -1,5 +1,6 @@
 // The kernels for the CPU, as one library; kernels/cpu_library.py compiles it.
 #include "attention.h"
+#include "attention_bf16.h"
 #include "attention_groups.h"
 #include "bfloat16_linear.h"
 #include "draft_layer.h"

@@ -89,6 +89,7 @@ def test_a_compiler_that_does_not_end_is_given_up(
 
 def test_no_function_is_there_for_other_types() -> None:
     assert cpu_library.function("rms_norm", torch.float16) is None
+    assert cpu_library.function("attend_prompts", torch.float32) is None
 
 
 @needs_cpu_library
