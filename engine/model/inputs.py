@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple, Protocol
+from itertools import chain, zip_longest
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,68 @@ class SequenceChunk(NamedTuple):
         return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeChunks(Sequence[SequenceChunk]):
+    """Chunks of one known token each, by column: a decode step has hundreds of them."""
+
+    token_ids: Sequence[int]
+    starts: Sequence[int]
+    tables: Sequence[Sequence[BlockTable]]
+    num_evicted: Sequence[int]
+    rotary_starts: Sequence[int]
+
+    @classmethod
+    def of(cls, chunks: Sequence[SequenceChunk]) -> DecodeChunks:
+        """The same chunks; each must have one token."""
+        if isinstance(chunks, DecodeChunks):
+            return chunks
+        return cls(
+            [chunk.token_ids[0] for chunk in chunks],
+            [chunk.start for chunk in chunks],
+            [chunk.tables for chunk in chunks],
+            [chunk.num_evicted for chunk in chunks],
+            [chunk.rotary_start for chunk in chunks],
+        )
+
+    def padded(self, chunk: SequenceChunk, num_chunks: int) -> DecodeChunks:
+        """With this chunk of one token after them, as often as there are to be so many."""
+        count = num_chunks - len(self)
+        return DecodeChunks(
+            [*self.token_ids, *[chunk.token_ids[0]] * count],
+            [*self.starts, *[chunk.start] * count],
+            [*self.tables, *[chunk.tables] * count],
+            [*self.num_evicted, *[chunk.num_evicted] * count],
+            [*self.rotary_starts, *[chunk.rotary_start] * count],
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> SequenceChunk: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SequenceChunk]: ...
+
+    def __getitem__(self, index: int | slice) -> SequenceChunk | list[SequenceChunk]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return SequenceChunk(
+            [self.token_ids[index]],
+            self.starts[index],
+            self.tables[index],
+            num_evicted=self.num_evicted[index],
+            rotary_start=self.rotary_starts[index],
+        )
+
+
+def num_tokens_of(chunks: Sequence[SequenceChunk]) -> int:
+    """Of all chunks."""
+    if isinstance(chunks, DecodeChunks):
+        return len(chunks)
+    return sum(len(chunk.token_ids) for chunk in chunks)
+
+
 class PendingTokens(Protocol):
     """Tokens of a step that the step before it sampled and the host has not read."""
 
@@ -201,6 +263,60 @@ def visible_blocks(
     return VisibleBlocks(num_sinks, firsts, end_blocks)
 
 
+class TableRows:
+    """The block tables of decoding sequences in one KV group, as padded rows of one array.
+
+    A table never changes in place, so its row is written once and kept while its sequence decodes:
+    a step writes the tables that have a new block, in whatever order the sequences come.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: Integers = np.zeros((0, 0), dtype=np.int64)
+        """`[num_rows, width]`, padded with null blocks."""
+        self._lengths: Integers = np.zeros(0, dtype=np.int64)
+        """Of each row without padding."""
+        self._tables: list[BlockTable] = []
+        """Of the first rows. While a table is held, no other one has its identity."""
+        self._row_of: dict[int, int] = {}
+        """By the identity of the table."""
+
+    def rows_of(self, tables: Sequence[BlockTable]) -> Integers:
+        """The row of each table, until the next call."""
+        rows = list(map(self._row_of.get, map(id, tables)))
+        if None in rows:
+            missing = [table for table, row in zip(tables, rows, strict=True) if row is None]
+            self._add(missing, tables)
+            rows = [self._row_of[id(table)] for table in tables]
+        return np.array(rows)
+
+    def written(self, rows: Integers, indices: Integers) -> Integers:
+        """The block of each row with this index, which the step writes to."""
+        blocks: Integers = self._blocks[rows, indices]
+        return blocks
+
+    def gather(self, rows: Integers, ends: Integers) -> Integers:
+        """A copy of each row up to its end, padded to the largest end."""
+        blocks: Integers = self._blocks[rows, : ends.max()]
+        for index in np.flatnonzero(self._lengths[rows] > ends).tolist():
+            blocks[index, ends[index] :] = NULL_BLOCK
+        return blocks
+
+    def _add(self, missing: Sequence[BlockTable], tables: Sequence[BlockTable]) -> None:
+        """Write rows for the missing ones of these tables, or for all of them if there is no
+        room."""
+        num_rows, width = self._blocks.shape
+        longest = max(map(len, tables))
+        if len(self._tables) + len(missing) > num_rows or longest > width:
+            size = (4 * len(tables), longest + longest // 8 + 1)
+            self._blocks, self._lengths = np.zeros(size, np.int64), np.zeros(size[0], np.int64)
+            self._tables, self._row_of, missing = [], {}, tables
+        for table in missing:
+            row = self._row_of.setdefault(id(table), len(self._tables))
+            if row == len(self._tables):
+                self._blocks[row, : len(table)], self._lengths[row] = table, len(table)
+                self._tables.append(table)
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     input_ids: Tensor
@@ -224,19 +340,19 @@ def make_inputs(
     block_size: int,
     device: torch.device,
     in_place: bool | None = None,
+    table_rows: Sequence[TableRows] = (),
 ) -> StepInputs:
     """Lay out chunks one after another; attention groups those of similar size.
 
     in_place: whether attention reads blocks in place, so that padding costs nothing; None: by the
-    device.
+    device. table_rows: of each KV group, kept from the step before; none: all tables are read.
     """
     if in_place is None:
         in_place = device.type == "cuda"
     rows = _lay_out(chunks, block_size)
-    token_ids = list(chain.from_iterable(chunk.token_ids for chunk in chunks))
     layouts = [
-        _Layout(index, group, block_size, device, in_place, chunks, rows)
-        for index, group in enumerate(groups)
+        _Layout(index, group, block_size, device, in_place, chunks, rows, kept)
+        for index, (group, kept) in enumerate(zip_longest(groups, table_rows))
         if not group.holds_states
     ]
     states = None
@@ -249,25 +365,31 @@ def make_inputs(
             device=device,
         )
     return StepInputs(
-        input_ids=to_device(np.array(token_ids, dtype=np.int64), device),
+        input_ids=to_device(rows.token_ids, device),
         positions=to_device(rows.positions, device),
         attention=tuple(layout.batch() for layout in layouts),
         states=states,
-        logits_rows=to_device(logits_rows(chunks), device),
+        logits_rows=to_device(rows.kept, device),
         rotary_rows=None if rows.rotary is None else to_device(rows.rotary, device),
     )
 
 
 def logits_rows(chunks: Sequence[SequenceChunk]) -> Integers:
     """The rows whose logits are kept, for consecutive chunks."""
-    ends = np.cumsum([len(chunk.token_ids) for chunk in chunks])
-    num_kept = np.array([chunk.num_logits_rows for chunk in chunks])
-    return _ranges(ends - num_kept, num_kept)
+    counts = np.array([len(chunk.token_ids) for chunk in chunks])
+    return _kept_rows(counts, np.array([chunk.num_logits_rows for chunk in chunks]))
+
+
+def _kept_rows(counts: Integers, num_kept: Integers) -> Integers:
+    """The last `num_kept` rows of each chunk, of so many tokens each."""
+    return _ranges(np.cumsum(counts) - num_kept, num_kept)
 
 
 class _Rows(NamedTuple):
     """The rows of a step: its tokens, chunk by chunk."""
 
+    token_ids: Integers
+    """For each row."""
     starts: Integers
     """For each chunk the place of its first token in its sequence's blocks."""
     counts: Integers
@@ -276,8 +398,10 @@ class _Rows(NamedTuple):
     """For each chunk."""
     begins: Integers
     """For each chunk its first row."""
-    written: list[tuple[int, int]]
-    """For each chunk the range of indices in its block table that it writes to."""
+    first_written: Integers
+    """For each chunk the first index in its block table that it writes to."""
+    end_written: Integers
+    """For each chunk the end of these indices."""
     blocks: Integers
     """For each row the index of the block that it writes to, among those of all chunks."""
     offsets: Integers
@@ -289,14 +413,19 @@ class _Rows(NamedTuple):
     rotary: Integers | None
     """For each row its position after the start of its sequence in the tables of rotary embeddings;
     None: all start at 0."""
+    kept: Integers
+    """The rows whose logits are kept."""
 
 
 def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
-    num_evicted = np.array([chunk.num_evicted for chunk in chunks])
-    rotary_starts = np.array([chunk.rotary_start for chunk in chunks])
-    starts = np.array([chunk.start for chunk in chunks]) - num_evicted
-    counts = np.array([len(chunk.token_ids) for chunk in chunks])
-    is_tree = np.array([chunk.tree is not None for chunk in chunks])
+    if isinstance(chunks, DecodeChunks):
+        return _lay_out_decodes(chunks, block_size)
+    # One pass over the chunks: a step has a few columns and hundreds of chunks.
+    token_ids, all_starts, _, kept, trees, _, evicted, rotary, _ = zip(*chunks, strict=True)
+    num_evicted, rotary_starts = np.array(evicted), np.array(rotary)
+    starts = np.array(all_starts) - num_evicted
+    counts = np.array(list(map(len, token_ids)))
+    is_tree = np.array([tree is not None for tree in trees])
     begins = np.cumsum(counts) - counts
     written = places = _ranges(starts, counts)
     if is_tree.any():
@@ -310,17 +439,75 @@ def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
     firsts, ends = starts // block_size, -(-(starts + counts) // block_size)
     before = np.cumsum(ends - firsts) - ends
     return _Rows(
+        np.array(list(chain.from_iterable(token_ids)), dtype=np.int64),
         starts,
         counts,
         is_tree,
         begins,
-        written=list(zip(firsts.tolist(), ends.tolist(), strict=True)),
+        firsts,
+        ends,
         blocks=written // block_size + np.repeat(before, counts),
         offsets=written % block_size,
         positions=positions,
         places=places,
         rotary=positions + np.repeat(rotary_starts, counts) if rotary_starts.any() else None,
+        kept=_kept_rows(counts, np.array(kept)),
     )
+
+
+def _lay_out_decodes(chunks: DecodeChunks, block_size: int) -> _Rows:
+    """A row is a chunk."""
+    rows, ones = np.arange(len(chunks)), np.ones(len(chunks), dtype=np.int64)
+    positions = np.array(chunks.starts)
+    places = positions - np.array(chunks.num_evicted) if any(chunks.num_evicted) else positions
+    firsts, offsets = np.divmod(places, block_size)
+    rotary = None
+    if any(chunks.rotary_starts):
+        rotary = positions + np.array(chunks.rotary_starts)
+    return _Rows(
+        np.array(chunks.token_ids, dtype=np.int64),
+        places,
+        ones,
+        np.zeros(len(chunks), dtype=np.bool_),
+        begins=rows,
+        first_written=firsts,
+        end_written=firsts + 1,
+        blocks=rows,
+        offsets=offsets,
+        positions=positions,
+        places=places,
+        rotary=rotary,
+        kept=rows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockTables:
+    """The block tables of a step's chunks in one KV group."""
+
+    tables: Sequence[BlockTable]
+    kept: TableRows | None = None
+    """Has all of them; only if each chunk writes to one block and the group has no window."""
+    rows: Integers | None = None
+    """Where it has them."""
+
+    def written(self, firsts: Integers, ends: Integers) -> Integers:
+        """The blocks with the indices `[first, end)` of each table, one after another."""
+        if self.kept is not None and self.rows is not None:
+            return self.kept.written(self.rows, firsts)
+        written: list[int] = []
+        for table, first, end in zip(self.tables, firsts.tolist(), ends.tolist(), strict=True):
+            if end - first == 1:
+                written.append(table.item(first))
+            else:
+                written += table[first:end].tolist()
+        return np.array(written)
+
+    def gather(self, members: Integers, visible: VisibleBlocks, width: int) -> Integers:
+        """See `VisibleBlocks.gather`: `visible` is that of the members."""
+        if self.kept is not None and self.rows is not None:
+            return self.kept.gather(self.rows[members], visible.ends)
+        return visible.gather([self.tables[index] for index in members], width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +521,10 @@ class _Layout:
     in_place: bool
     chunks: Sequence[SequenceChunk]
     rows: _Rows
+    kept: TableRows | None
 
     def batch(self) -> AttentionBatch:
-        tables = [chunk.tables[self.index] for chunk in self.chunks]
+        tables = self._block_tables()
         starts, counts = self.rows.starts, self.rows.counts
         visible = visible_blocks(self.group, self.block_size, starts, starts + counts)
         classes = self._classes(visible.counts)
@@ -351,15 +539,18 @@ class _Layout:
                 groups += [self._group(part, tables, visible) for part in parts]
         return AttentionBatch(self._slots(tables), tuple(groups), tuple(prefills))
 
-    def _slots(self, tables: Sequence[BlockTable]) -> Tensor:
-        written: list[int] = []
-        for table, (first, end) in zip(tables, self.rows.written, strict=True):
-            if end - first == 1:
-                written.append(table.item(first))
-            else:
-                written += table[first:end].tolist()
-        assert NULL_BLOCK not in written, "the null block is never written"
-        block_ids = np.array(written)[self.rows.blocks]
+    def _block_tables(self) -> _BlockTables:
+        if not isinstance(self.chunks, DecodeChunks):
+            return _BlockTables([chunk.tables[self.index] for chunk in self.chunks])
+        tables = [tables[self.index] for tables in self.chunks.tables]
+        if self.kept is None or self.group.window is not None:
+            return _BlockTables(tables)
+        return _BlockTables(tables, self.kept, self.kept.rows_of(tables))
+
+    def _slots(self, tables: _BlockTables) -> Tensor:
+        written = tables.written(self.rows.first_written, self.rows.end_written)
+        assert written.all(), "the null block is never written"
+        block_ids = written[self.rows.blocks]
         return self._tensor(block_ids * self.block_size + self.rows.offsets)
 
     def _classes(self, num_blocks: Integers) -> Integers:
@@ -382,7 +573,7 @@ class _Layout:
         return [members[start : start + size] for start in range(0, len(members), size)]
 
     def _group(
-        self, members: Integers, tables: Sequence[BlockTable], visible: VisibleBlocks
+        self, members: Integers, tables: _BlockTables, visible: VisibleBlocks
     ) -> SequenceGroup:
         visible = visible[members]
         num_blocks = int(visible.counts.max())
@@ -402,7 +593,7 @@ class _Layout:
         if self.rows.is_tree[members].any():
             chunks = [self.chunks[index] for index in members]
             ancestors = to_device(_ancestors(chunks, len(columns)), self.device)
-        block_tables = visible.gather([tables[index] for index in members], num_blocks)
+        block_tables = tables.gather(members, visible, num_blocks)
         return SequenceGroup(
             rows=self._tensor(rows),
             positions=self._tensor(positions),
@@ -412,11 +603,11 @@ class _Layout:
         )
 
     def _prefill_chunk(
-        self, index: int, tables: Sequence[BlockTable], visible: VisibleBlocks
+        self, index: int, tables: _BlockTables, visible: VisibleBlocks
     ) -> PrefillChunk:
         visible = visible[index : index + 1]
         num_blocks = int(visible.counts[0])
-        (block_table,) = visible.gather([tables[index]], num_blocks)
+        (block_table,) = tables.gather(np.array([index]), visible, num_blocks)
         begins = None
         if self.group.window is not None:
             begins = self._tensor(visible.positions(self.block_size, 0, num_blocks)[0])
