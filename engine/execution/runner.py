@@ -345,7 +345,16 @@ class ModelRunner:
     def _step_adapters(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepAdapters:
-        wanted = _AdapterRows.of(chunks, leases)
+        if isinstance(chunks, DecodeChunks):
+            ones = [1] * len(leases)
+            wanted = _AdapterRows(ones, ones, [0] * len(leases), leases)
+        else:
+            wanted = _AdapterRows(
+                [len(chunk.token_ids) for chunk in chunks],
+                [chunk.num_logits_rows for chunk in chunks],
+                [chunk.num_base_tokens for chunk in chunks],
+                leases,
+            )
         if self._built is None or self._built[0] != wanted:
             runs = adapter_runs(chunks, list(map(_run, wanted.counts, leases)))
             adapters = self._adapters.build(*runs, num_decodes=wanted.counts.count(1))
@@ -379,18 +388,6 @@ class _AdapterRows(NamedTuple):
     """See `SequenceChunk`."""
     leases: Sequence[Lease | None]
 
-    @classmethod
-    def of(cls, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]) -> _AdapterRows:
-        if isinstance(chunks, DecodeChunks):
-            ones = [1] * len(chunks)
-            return cls(ones, ones, [0] * len(chunks), leases)
-        return cls(
-            [len(chunk.token_ids) for chunk in chunks],
-            [chunk.num_logits_rows for chunk in chunks],
-            [chunk.num_base_tokens for chunk in chunks],
-            leases,
-        )
-
 
 def _may_draft(sequence: ScheduledSequence) -> bool:
     """Whether a proposer may need the hidden states of this sequence's tokens."""
@@ -419,7 +416,11 @@ def chunks_of(sequences: Sequence[ScheduledSequence]) -> Sequence[SequenceChunk]
         return list(map(chunk_of, sequences))
     blocks = [request.kv for request in requests]
     return DecodeChunks(
-        list(map(_known_token, requests, starts)),
+        # A pending token is put in its place on the device.
+        [
+            request.token_ids[start] if start < len(request.token_ids) else 0
+            for request, start in zip(requests, starts, strict=True)
+        ],
         starts,
         [each.tables for each in blocks],
         [each.num_evicted for each in blocks],
@@ -433,12 +434,10 @@ def chunk_of(sequence: ScheduledSequence) -> SequenceChunk:
     tables, num_evicted = request.kv.tables, request.kv.num_evicted
     rotary_start = request.namespace.rotary_start
     if num_tokens == 1:
+        known = request.token_ids
+        token = known[start] if start < len(known) else 0
         return SequenceChunk(
-            [_known_token(request, start)],
-            start,
-            tables,
-            num_evicted=num_evicted,
-            rotary_start=rotary_start,
+            [token], start, tables, num_evicted=num_evicted, rotary_start=rotary_start
         )
     token_ids = request.token_ids[start : start + num_tokens - num_draft_tokens]
     draft = request.draft
@@ -453,12 +452,6 @@ def chunk_of(sequence: ScheduledSequence) -> SequenceChunk:
         rotary_start=rotary_start,
         num_base_tokens=max(request.adapter_start - start, 0) if sequence.lease else 0,
     )
-
-
-def _known_token(request: Request, position: int) -> int:
-    """A pending token is put in its place on the device."""
-    token_ids = request.token_ids
-    return token_ids[position] if position < len(token_ids) else 0
 
 
 def _run(count: int, lease: Lease | None) -> AdapterRun:

@@ -263,8 +263,64 @@ def visible_blocks(
     return VisibleBlocks(num_sinks, firsts, end_blocks)
 
 
+class StepTables(Protocol):
+    """The block tables of a step's chunks in one KV group."""
+
+    def written(self, firsts: Integers, ends: Integers) -> Integers:
+        """The blocks with the indices `[first, end)` of each table, one after another."""
+        ...
+
+    def gather(self, members: Integers, visible: VisibleBlocks, width: int) -> Integers:
+        """The visible blocks of these chunks, which `visible` is of, in rows padded to a width."""
+        ...
+
+
+class SeparateTables(NamedTuple):
+    """Any tables, each read for itself."""
+
+    tables: Sequence[BlockTable]
+
+    def written(self, firsts: Integers, ends: Integers) -> Integers:
+        """See `StepTables.written`."""
+        written: list[int] = []
+        for table, first, end in zip(self.tables, firsts.tolist(), ends.tolist(), strict=True):
+            if end - first == 1:
+                written.append(table.item(first))
+            else:
+                written += table[first:end].tolist()
+        return np.array(written)
+
+    def gather(self, members: Integers, visible: VisibleBlocks, width: int) -> Integers:
+        """See `StepTables.gather`."""
+        return visible.gather([self.tables[index] for index in members], width)
+
+
+class KeptTables(NamedTuple):
+    """Tables of decoding sequences in a group without a window, as rows of one array."""
+
+    blocks: Integers
+    """`[num_rows, width]`, padded with null blocks."""
+    lengths: Integers
+    """Of each row without padding."""
+    rows: Integers
+    """Of each chunk."""
+
+    def written(self, firsts: Integers, _ends: Integers) -> Integers:
+        """See `StepTables.written`: each chunk writes to one block."""
+        written: Integers = self.blocks[self.rows, firsts]
+        return written
+
+    def gather(self, members: Integers, visible: VisibleBlocks, width: int) -> Integers:
+        """See `StepTables.gather`."""
+        rows, ends = self.rows[members], visible.ends
+        blocks: Integers = self.blocks[rows, :width]
+        for index in np.flatnonzero(self.lengths[rows] > ends).tolist():
+            blocks[index, ends[index] :] = NULL_BLOCK
+        return blocks
+
+
 class TableRows:
-    """The block tables of decoding sequences in one KV group, as padded rows of one array.
+    """Keeps the block tables of decoding sequences from step to step.
 
     A table never changes in place, so its row is written once and kept while its sequence decodes:
     a step writes the tables that have a new block, in whatever order the sequences come.
@@ -272,49 +328,43 @@ class TableRows:
 
     def __init__(self) -> None:
         self._blocks: Integers = np.zeros((0, 0), dtype=np.int64)
-        """`[num_rows, width]`, padded with null blocks."""
         self._lengths: Integers = np.zeros(0, dtype=np.int64)
-        """Of each row without padding."""
         self._tables: list[BlockTable] = []
         """Of the first rows. While a table is held, no other one has its identity."""
         self._row_of: dict[int, int] = {}
         """By the identity of the table."""
 
-    def rows_of(self, tables: Sequence[BlockTable]) -> Integers:
-        """The row of each table, until the next call."""
+    def find(self, tables: Sequence[BlockTable]) -> KeptTables:
+        """These tables; valid until the next call."""
         rows = list(map(self._row_of.get, map(id, tables)))
-        if None in rows:
-            missing = [table for table, row in zip(tables, rows, strict=True) if row is None]
-            self._add(missing, tables)
-            rows = [self._row_of[id(table)] for table in tables]
-        return np.array(rows)
+        missing = [index for index, row in enumerate(rows) if row is None]
+        if missing and not self._has_room(missing, tables):
+            self._start_again(tables)
+            missing = list(range(len(tables)))
+        for index in missing:
+            rows[index] = self._add(tables[index])
+        return KeptTables(self._blocks, self._lengths, np.array(rows))
 
-    def written(self, rows: Integers, indices: Integers) -> Integers:
-        """The block of each row with this index, which the step writes to."""
-        blocks: Integers = self._blocks[rows, indices]
-        return blocks
-
-    def gather(self, rows: Integers, ends: Integers) -> Integers:
-        """A copy of each row up to its end, padded to the largest end."""
-        blocks: Integers = self._blocks[rows, : ends.max()]
-        for index in np.flatnonzero(self._lengths[rows] > ends).tolist():
-            blocks[index, ends[index] :] = NULL_BLOCK
-        return blocks
-
-    def _add(self, missing: Sequence[BlockTable], tables: Sequence[BlockTable]) -> None:
-        """Write rows for the missing ones of these tables, or for all of them if there is no
-        room."""
+    def _has_room(self, missing: Sequence[int], tables: Sequence[BlockTable]) -> bool:
+        """Whether the missing ones of these tables fit."""
         num_rows, width = self._blocks.shape
+        is_wide = all(len(tables[index]) <= width for index in missing)
+        return is_wide and len(self._tables) + len(missing) <= num_rows
+
+    def _start_again(self, tables: Sequence[BlockTable]) -> None:
+        """Forget all rows; have room for these tables and for more that replace them."""
         longest = max(map(len, tables))
-        if len(self._tables) + len(missing) > num_rows or longest > width:
-            size = (4 * len(tables), longest + longest // 8 + 1)
-            self._blocks, self._lengths = np.zeros(size, np.int64), np.zeros(size[0], np.int64)
-            self._tables, self._row_of, missing = [], {}, tables
-        for table in missing:
-            row = self._row_of.setdefault(id(table), len(self._tables))
-            if row == len(self._tables):
-                self._blocks[row, : len(table)], self._lengths[row] = table, len(table)
-                self._tables.append(table)
+        size = (4 * len(tables), longest + longest // 8 + 1)
+        self._blocks, self._lengths = np.zeros(size, np.int64), np.zeros(size[0], np.int64)
+        self._tables, self._row_of = [], {}
+
+    def _add(self, table: BlockTable) -> int:
+        """The row of the table, written unless it is there."""
+        row = self._row_of.setdefault(id(table), len(self._tables))
+        if row == len(self._tables):
+            self._blocks[row, : len(table)], self._lengths[row] = table, len(table)
+            self._tables.append(table)
+        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +399,10 @@ def make_inputs(
     """
     if in_place is None:
         in_place = device.type == "cuda"
-    rows = _lay_out(chunks, block_size)
+    if isinstance(chunks, DecodeChunks):
+        rows = _lay_out_decodes(chunks, block_size)
+    else:
+        rows = _lay_out(chunks, block_size)
     layouts = [
         _Layout(index, group, block_size, device, in_place, chunks, rows, kept)
         for index, (group, kept) in enumerate(zip_longest(groups, table_rows))
@@ -418,8 +471,6 @@ class _Rows(NamedTuple):
 
 
 def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
-    if isinstance(chunks, DecodeChunks):
-        return _lay_out_decodes(chunks, block_size)
     # One pass over the chunks: a step has a few columns and hundreds of chunks.
     token_ids, all_starts, _, kept, trees, _, evicted, rotary, _ = zip(*chunks, strict=True)
     num_evicted, rotary_starts = np.array(evicted), np.array(rotary)
@@ -457,8 +508,8 @@ def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
 
 def _lay_out_decodes(chunks: DecodeChunks, block_size: int) -> _Rows:
     """A row is a chunk."""
-    rows, ones = np.arange(len(chunks)), np.ones(len(chunks), dtype=np.int64)
     positions = np.array(chunks.starts)
+    rows, ones = np.arange(len(positions)), np.ones_like(positions)
     places = positions - np.array(chunks.num_evicted) if any(chunks.num_evicted) else positions
     firsts, offsets = np.divmod(places, block_size)
     rotary = None
@@ -468,7 +519,7 @@ def _lay_out_decodes(chunks: DecodeChunks, block_size: int) -> _Rows:
         np.array(chunks.token_ids, dtype=np.int64),
         places,
         ones,
-        np.zeros(len(chunks), dtype=np.bool_),
+        np.zeros_like(positions, dtype=np.bool_),
         begins=rows,
         first_written=firsts,
         end_written=firsts + 1,
@@ -479,35 +530,6 @@ def _lay_out_decodes(chunks: DecodeChunks, block_size: int) -> _Rows:
         rotary=rotary,
         kept=rows,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _BlockTables:
-    """The block tables of a step's chunks in one KV group."""
-
-    tables: Sequence[BlockTable]
-    kept: TableRows | None = None
-    """Has all of them; only if each chunk writes to one block and the group has no window."""
-    rows: Integers | None = None
-    """Where it has them."""
-
-    def written(self, firsts: Integers, ends: Integers) -> Integers:
-        """The blocks with the indices `[first, end)` of each table, one after another."""
-        if self.kept is not None and self.rows is not None:
-            return self.kept.written(self.rows, firsts)
-        written: list[int] = []
-        for table, first, end in zip(self.tables, firsts.tolist(), ends.tolist(), strict=True):
-            if end - first == 1:
-                written.append(table.item(first))
-            else:
-                written += table[first:end].tolist()
-        return np.array(written)
-
-    def gather(self, members: Integers, visible: VisibleBlocks, width: int) -> Integers:
-        """See `VisibleBlocks.gather`: `visible` is that of the members."""
-        if self.kept is not None and self.rows is not None:
-            return self.kept.gather(self.rows[members], visible.ends)
-        return visible.gather([self.tables[index] for index in members], width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,7 +546,15 @@ class _Layout:
     kept: TableRows | None
 
     def batch(self) -> AttentionBatch:
-        tables = self._block_tables()
+        tables: StepTables
+        if isinstance(self.chunks, DecodeChunks):
+            own = [each[self.index] for each in self.chunks.tables]
+            if self.kept is not None and self.group.window is None:
+                tables = self.kept.find(own)
+            else:
+                tables = SeparateTables(own)
+        else:
+            tables = SeparateTables([chunk.tables[self.index] for chunk in self.chunks])
         starts, counts = self.rows.starts, self.rows.counts
         visible = visible_blocks(self.group, self.block_size, starts, starts + counts)
         classes = self._classes(visible.counts)
@@ -539,15 +569,7 @@ class _Layout:
                 groups += [self._group(part, tables, visible) for part in parts]
         return AttentionBatch(self._slots(tables), tuple(groups), tuple(prefills))
 
-    def _block_tables(self) -> _BlockTables:
-        if not isinstance(self.chunks, DecodeChunks):
-            return _BlockTables([chunk.tables[self.index] for chunk in self.chunks])
-        tables = [tables[self.index] for tables in self.chunks.tables]
-        if self.kept is None or self.group.window is not None:
-            return _BlockTables(tables)
-        return _BlockTables(tables, self.kept, self.kept.rows_of(tables))
-
-    def _slots(self, tables: _BlockTables) -> Tensor:
+    def _slots(self, tables: StepTables) -> Tensor:
         written = tables.written(self.rows.first_written, self.rows.end_written)
         assert written.all(), "the null block is never written"
         block_ids = written[self.rows.blocks]
@@ -573,7 +595,7 @@ class _Layout:
         return [members[start : start + size] for start in range(0, len(members), size)]
 
     def _group(
-        self, members: Integers, tables: _BlockTables, visible: VisibleBlocks
+        self, members: Integers, tables: StepTables, visible: VisibleBlocks
     ) -> SequenceGroup:
         visible = visible[members]
         num_blocks = int(visible.counts.max())
@@ -603,7 +625,7 @@ class _Layout:
         )
 
     def _prefill_chunk(
-        self, index: int, tables: _BlockTables, visible: VisibleBlocks
+        self, index: int, tables: StepTables, visible: VisibleBlocks
     ) -> PrefillChunk:
         visible = visible[index : index + 1]
         num_blocks = int(visible.counts[0])
