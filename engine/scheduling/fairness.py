@@ -10,7 +10,7 @@ Torch-free; computes, never acts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 Party = TypeVar("Party", bound=Hashable)
@@ -66,15 +66,19 @@ class VirtualTokenCounters(Generic[Party]):
     def charge(self, party: Party, input_tokens: int = 0, output_tokens: int = 0) -> float:
         """Charge the party for so many tokens; return the service that they come to."""
         service = self.input_weight * input_tokens + self.output_weight * output_tokens
-        # For every token of every sequence: written here once more rather than through `add`.
-        counters = self._counters
-        counters[party] = counters.get(party, 0.0) + service / self._weights.get(party, 1.0)
+        self.add(party, service)
         return service
 
     def add(self, party: Party, service: float) -> None:
         """Charge the party with a service that is known."""
         counters = self._counters
         counters[party] = counters.get(party, 0.0) + service / self._weights.get(party, 1.0)
+
+    def add_each(self, services: Iterable[tuple[Party, float]]) -> None:
+        """Charge each party with its service: a step has an output of every sequence."""
+        counters, weights = self._counters, self._weights
+        for party, service in services:
+            counters[party] = counters.get(party, 0.0) + service / weights.get(party, 1.0)
 
     def _floor(self) -> float:
         """Never falls: who joins is lifted to it, and service only adds."""
