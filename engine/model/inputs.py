@@ -410,10 +410,11 @@ def make_inputs(
     ]
     states = None
     if groups[-1].holds_states:
+        each = list(chunks)  # made once
         states = make_state_batch(
-            [chunk.tables[-1] for chunk in chunks],
-            [chunk.place for chunk in chunks],
-            [len(chunk.token_ids) for chunk in chunks],
+            [chunk.tables[-1] for chunk in each],
+            [chunk.place for chunk in each],
+            [len(chunk.token_ids) for chunk in each],
             block_size=block_size,
             device=device,
         )
