@@ -33,7 +33,13 @@ from ..memory.device_memory import available_bytes
 from ..memory.kv_budget import MIB
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, StepAdapters, run_model
-from ..model.inputs import Integers, PendingTokens, SequenceChunk, logits_rows
+from ..model.inputs import (
+    Integers,
+    PendingTokens,
+    SequenceChunk,
+    logits_rows,
+    num_tokens_of,
+)
 from ..model.layer_features import LayerFeatures
 from ..model.output_head import head_inputs
 from ..transfers import to_device
@@ -227,7 +233,7 @@ class DecodeGraphs:
     def serves(self, chunks: Sequence[SequenceChunk]) -> bool:
         """Whether a graph has rows for all tokens of these chunks, and that is no slower than the
         kernels for prompts."""
-        num_rows = sum(len(chunk.token_ids) for chunk in chunks)
+        num_rows = num_tokens_of(chunks)
         if num_rows > self.max_rows:
             return False
         if num_rows == len(chunks):
@@ -250,7 +256,7 @@ class DecodeGraphs:
         first chunks. The output is that of the chunks' logits rows.
         """
         adapter_rows = adapter_rows or [BASE_ROW] * len(chunks)
-        num_rows = sum(len(chunk.token_ids) for chunk in chunks)
+        num_rows = num_tokens_of(chunks)
         tokens, rows = chunks, adapter_rows
         if num_rows > len(chunks):
             tokens = [token for chunk in chunks for token in chunk.tokens()]

@@ -37,6 +37,7 @@ from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvGroup
 from ..kv.sequence_blocks import NO_BLOCKS, BlockTable, block_table
 from ..model.inputs import (
+    DecodeChunks,
     Integers,
     PendingTokens,
     SequenceChunk,
@@ -207,13 +208,12 @@ class DecodeInputs:
         """
         if self._copied is not None:
             self._copied.synchronize()  # the last copy may still be reading
-        num_padded = num_rows - len(chunks)
-        chunks = [*chunks, *[self._padding] * num_padded]
-        places = np.array([chunk.place for chunk in chunks])
-        self._fill_rows(chunks, places, [*adapter_rows, *[BASE_ROW] * num_padded])
+        decodes = DecodeChunks.of(chunks).padded(self._padding, num_rows)
+        places = np.array(decodes.starts) - np.array(decodes.num_evicted)
+        self._fill_rows(decodes, places, [*adapter_rows, *[BASE_ROW] * (num_rows - len(chunks))])
         end = self._layout.tables_start
         for index, tables in enumerate(self._tables):
-            block_tables = [chunk.tables[index] for chunk in chunks]
+            block_tables = [of_groups[index] for of_groups in decodes.tables]
             end = tables.fill(self._words, end, block_tables, places)
             slots = self._layout.slots_start + index * self._layout.row_words
             self._words[slots : slots + num_rows] = tables.slots(block_tables, places)
@@ -230,14 +230,14 @@ class DecodeInputs:
             tables.take(self._device)
 
     def _fill_rows(
-        self, chunks: Sequence[SequenceChunk], places: Integers, adapter_rows: Sequence[int]
+        self, chunks: DecodeChunks, places: Integers, adapter_rows: Sequence[int]
     ) -> None:
         words, layout, num_rows = self._words, self._layout, len(chunks)
-        words[:num_rows] = [chunk.token_ids[0] for chunk in chunks]
-        words[layout.row_words :][:num_rows] = [chunk.start for chunk in chunks]
+        words[:num_rows] = chunks.token_ids
+        words[layout.row_words :][:num_rows] = chunks.starts
         words[layout.places_start :][:num_rows] = places
         if layout.has_rotary_rows:
-            rotary_rows = [chunk.rotary_start + chunk.start for chunk in chunks]
+            rotary_rows = np.array(chunks.rotary_starts) + np.array(chunks.starts)
             words[layout.rotary_start :][:num_rows] = rotary_rows
         if adapter_rows == self._adapter_rows:
             return

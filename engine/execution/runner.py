@@ -19,7 +19,14 @@ from ..model.adapter_runs import adapter_runs
 from ..model.base_model import BaseModel
 from ..model.drafting_part import DraftingPart
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
-from ..model.inputs import PendingTokens, SampledTokens, SequenceChunk, make_inputs
+from ..model.inputs import (
+    DecodeChunks,
+    PendingTokens,
+    SampledTokens,
+    SequenceChunk,
+    TableRows,
+    make_inputs,
+)
 from ..model.layer_features import LayerFeatures
 from ..model.output_head import head_inputs
 from ..model.step_states import PagedStates
@@ -76,6 +83,7 @@ class ModelRunner:
         self._adapters = StepAdaptersBuilder(
             LoraBatchBuilder(arena, base.device), base.layout, base.head_name, base.absorbed
         )
+        self._table_rows = [TableRows() for _ in cache.groups]
         # While the same sequences decode, a step has the adapters of the one before: a lease fixes
         # its adapter's place on the device.
         self._needed: tuple[Sequence[Lease | None], LoraNeeds | None] = ((), NO_NEEDS)
@@ -185,12 +193,13 @@ class ModelRunner:
         checked: a sequence with a non-finite row has written entries that must not be reused.
         `sampled`: the tokens of the step in flight, from which some sequences go on.
         """
-        chunks = list(map(chunk_of, sequences))
+        chunks = chunks_of(sequences)
+        requests = [sequence.request for sequence in sequences]
         leases = [sequence.lease for sequence in sequences]
         pending = None if sampled is None else _pending(sequences, sampled)
-        pools = any(sequence.request.submitted.pooling for sequence in sequences)
+        pools = any(request.submitted.pooling for request in requests)
         observations: Mapping[Request, Observation] = {}
-        if any(sequence.request.kv.eviction is not None for sequence in sequences):
+        if any(request.kv.eviction for request in requests):
             observations = observe(sequences)
         if self._graphs and not observations:
             output = self.replay(self._graphs, chunks, leases, pending)
@@ -288,6 +297,7 @@ class ModelRunner:
             groups=self._cache.groups,
             block_size=self._cache.block_size,
             device=self._base.device,
+            table_rows=self._table_rows,
         )
         if pending is not None:
             pending.fill(inputs.input_ids, to_device(pending.sources, self._base.device))
@@ -335,12 +345,19 @@ class ModelRunner:
     def _step_adapters(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepAdapters:
-        counts = [len(chunk.token_ids) for chunk in chunks]
-        num_kept = [chunk.num_logits_rows for chunk in chunks]
-        wanted = _AdapterRows(counts, num_kept, [chunk.num_base_tokens for chunk in chunks], leases)
+        if isinstance(chunks, DecodeChunks):
+            ones = [1] * len(leases)
+            wanted = _AdapterRows(ones, ones, [0] * len(leases), leases)
+        else:
+            wanted = _AdapterRows(
+                [len(chunk.token_ids) for chunk in chunks],
+                [chunk.num_logits_rows for chunk in chunks],
+                [chunk.num_base_tokens for chunk in chunks],
+                leases,
+            )
         if self._built is None or self._built[0] != wanted:
-            runs = adapter_runs(chunks, list(map(_run, counts, leases)))
-            adapters = self._adapters.build(*runs, num_decodes=counts.count(1))
+            runs = adapter_runs(chunks, list(map(_run, wanted.counts, leases)))
+            adapters = self._adapters.build(*runs, num_decodes=wanted.counts.count(1))
             self._built = wanted, adapters
         return self._built[1]
 
@@ -392,13 +409,31 @@ def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> Pendin
     return SampledTokens(sampled.draws.tokens, sources)
 
 
+def chunks_of(sequences: Sequence[ScheduledSequence]) -> Sequence[SequenceChunk]:
+    """What a step computes of its sequences."""
+    requests, num_tokens, _, starts, _, _ = zip(*sequences, strict=True)
+    if max(num_tokens) > 1:
+        return list(map(chunk_of, sequences))
+    blocks = [request.kv for request in requests]
+    return DecodeChunks(
+        # A pending token is put in its place on the device.
+        [
+            request.token_ids[start] if start < len(request.token_ids) else 0
+            for request, start in zip(requests, starts, strict=True)
+        ],
+        starts,
+        [each.tables for each in blocks],
+        [each.num_evicted for each in blocks],
+        [request.namespace.rotary_start for request in requests],
+    )
+
+
 def chunk_of(sequence: ScheduledSequence) -> SequenceChunk:
     """What a step computes of a sequence."""
     request, num_tokens, num_draft_tokens, start, _, _ = sequence
     tables, num_evicted = request.kv.tables, request.kv.num_evicted
     rotary_start = request.namespace.rotary_start
     if num_tokens == 1:
-        # A pending token is put in its place on the device.
         known = request.token_ids
         token = known[start] if start < len(known) else 0
         return SequenceChunk(

@@ -501,6 +501,11 @@ class GroupBlocks:
 
 def joined(*parts: BlockTable | Sequence[int]) -> BlockTable:
     """One read-only table of these parts."""
-    table = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+    table = np.empty(sum(map(len, parts)), dtype=np.int64)
+    start = 0
+    for part in parts:
+        end = start + len(part)
+        table[start:end] = part
+        start = end
     table.flags.writeable = False
     return table

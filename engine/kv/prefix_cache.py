@@ -22,6 +22,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ...adapters.identity import AdapterKey
 from .block_pool import BlockPool
@@ -61,8 +62,7 @@ class CacheNamespace:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """The identity of one full block: its tokens and all tokens before it."""
 
     key: bytes

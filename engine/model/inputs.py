@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple, Protocol
+from itertools import chain, zip_longest
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,68 @@ class SequenceChunk(NamedTuple):
         return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeChunks(Sequence[SequenceChunk]):
+    """Chunks of one known token each, by column: a decode step has hundreds of them."""
+
+    token_ids: Sequence[int]
+    starts: Sequence[int]
+    tables: Sequence[Sequence[BlockTable]]
+    num_evicted: Sequence[int]
+    rotary_starts: Sequence[int]
+
+    @classmethod
+    def of(cls, chunks: Sequence[SequenceChunk]) -> DecodeChunks:
+        """The same chunks; each must have one token."""
+        if isinstance(chunks, DecodeChunks):
+            return chunks
+        return cls(
+            [chunk.token_ids[0] for chunk in chunks],
+            [chunk.start for chunk in chunks],
+            [chunk.tables for chunk in chunks],
+            [chunk.num_evicted for chunk in chunks],
+            [chunk.rotary_start for chunk in chunks],
+        )
+
+    def padded(self, chunk: SequenceChunk, num_chunks: int) -> DecodeChunks:
+        """With this chunk of one token after them, as often as there are to be so many."""
+        count = num_chunks - len(self)
+        return DecodeChunks(
+            [*self.token_ids, *[chunk.token_ids[0]] * count],
+            [*self.starts, *[chunk.start] * count],
+            [*self.tables, *[chunk.tables] * count],
+            [*self.num_evicted, *[chunk.num_evicted] * count],
+            [*self.rotary_starts, *[chunk.rotary_start] * count],
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> SequenceChunk: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SequenceChunk]: ...
+
+    def __getitem__(self, index: int | slice) -> SequenceChunk | list[SequenceChunk]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return SequenceChunk(
+            [self.token_ids[index]],
+            self.starts[index],
+            self.tables[index],
+            num_evicted=self.num_evicted[index],
+            rotary_start=self.rotary_starts[index],
+        )
+
+
+def num_tokens_of(chunks: Sequence[SequenceChunk]) -> int:
+    """Of all chunks."""
+    if isinstance(chunks, DecodeChunks):
+        return len(chunks)
+    return sum(len(chunk.token_ids) for chunk in chunks)
+
+
 class PendingTokens(Protocol):
     """Tokens of a step that the step before it sampled and the host has not read."""
 
@@ -201,6 +263,110 @@ def visible_blocks(
     return VisibleBlocks(num_sinks, firsts, end_blocks)
 
 
+class StepTables(Protocol):
+    """The block tables of a step's chunks in one KV group."""
+
+    def written(self, firsts: Integers, ends: Integers) -> Integers:
+        """The blocks with the indices `[first, end)` of each table, one after another."""
+        ...
+
+    def gather(self, members: Integers, visible: VisibleBlocks, width: int) -> Integers:
+        """The visible blocks of these chunks, which `visible` is of, in rows padded to a width."""
+        ...
+
+
+class SeparateTables(NamedTuple):
+    """Any tables, each read for itself."""
+
+    tables: Sequence[BlockTable]
+
+    def written(self, firsts: Integers, ends: Integers) -> Integers:
+        """See `StepTables.written`."""
+        written: list[int] = []
+        for table, first, end in zip(self.tables, firsts.tolist(), ends.tolist(), strict=True):
+            if end - first == 1:
+                written.append(table.item(first))
+            else:
+                written += table[first:end].tolist()
+        return np.array(written)
+
+    def gather(self, members: Integers, visible: VisibleBlocks, width: int) -> Integers:
+        """See `StepTables.gather`."""
+        return visible.gather([self.tables[index] for index in members], width)
+
+
+class KeptTables(NamedTuple):
+    """Tables of decoding sequences in a group without a window, as rows of one array."""
+
+    blocks: Integers
+    """`[num_rows, width]`, padded with null blocks."""
+    lengths: Integers
+    """Of each row without padding."""
+    rows: Integers
+    """Of each chunk."""
+
+    def written(self, firsts: Integers, _ends: Integers) -> Integers:
+        """See `StepTables.written`: each chunk writes to one block."""
+        written: Integers = self.blocks[self.rows, firsts]
+        return written
+
+    def gather(self, members: Integers, visible: VisibleBlocks, width: int) -> Integers:
+        """See `StepTables.gather`."""
+        rows, ends = self.rows[members], visible.ends
+        blocks: Integers = self.blocks[rows, :width]
+        for index in np.flatnonzero(self.lengths[rows] > ends).tolist():
+            blocks[index, ends[index] :] = NULL_BLOCK
+        return blocks
+
+
+class TableRows:
+    """Keeps the block tables of decoding sequences from step to step.
+
+    A table never changes in place, so its row is written once and kept while its sequence decodes:
+    a step writes the tables that have a new block, in whatever order the sequences come.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: Integers = np.zeros((0, 0), dtype=np.int64)
+        self._lengths: Integers = np.zeros(0, dtype=np.int64)
+        self._tables: list[BlockTable] = []
+        """Of the first rows. While a table is held, no other one has its identity."""
+        self._row_of: dict[int, int] = {}
+        """By the identity of the table."""
+
+    def find(self, tables: Sequence[BlockTable]) -> KeptTables:
+        """These tables; valid until the next call."""
+        rows = list(map(self._row_of.get, map(id, tables)))
+        missing = [index for index, row in enumerate(rows) if row is None]
+        if missing and not self._has_room(missing, tables):
+            self._start_again(tables)
+            missing = list(range(len(tables)))
+        for index in missing:
+            rows[index] = self._add(tables[index])
+        return KeptTables(self._blocks, self._lengths, np.array(rows))
+
+    def _has_room(self, missing: Sequence[int], tables: Sequence[BlockTable]) -> bool:
+        """Whether the missing ones of these tables fit."""
+        num_rows, width = self._blocks.shape
+        is_wide = all(len(tables[index]) <= width for index in missing)
+        return is_wide and len(self._tables) + len(missing) <= num_rows
+
+    def _start_again(self, tables: Sequence[BlockTable]) -> None:
+        """Forget all rows; have room for these tables and for more that replace them."""
+        longest = max(map(len, tables))
+        size = (4 * len(tables), longest + longest // 8 + 1)
+        self._blocks, self._lengths = np.zeros(size, np.int64), np.zeros(size[0], np.int64)
+        self._tables, self._row_of = [], {}
+
+    def _add(self, table: BlockTable) -> int:
+        """The row of the table, written unless it is there."""
+        row = self._row_of.setdefault(id(table), len(self._tables))
+        if row == len(self._tables):
+            self._blocks[row, : len(table)], self._lengths[row] = table, len(table)
+            self._tables.append(table)
+        return row
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     input_ids: Tensor
@@ -224,50 +390,60 @@ def make_inputs(
     block_size: int,
     device: torch.device,
     in_place: bool | None = None,
+    table_rows: Sequence[TableRows] = (),
 ) -> StepInputs:
     """Lay out chunks one after another; attention groups those of similar size.
 
     in_place: whether attention reads blocks in place, so that padding costs nothing; None: by the
-    device.
+    device. table_rows: of each KV group, kept from the step before; none: all tables are read.
     """
     if in_place is None:
         in_place = device.type == "cuda"
-    rows = _lay_out(chunks, block_size)
-    token_ids = list(chain.from_iterable(chunk.token_ids for chunk in chunks))
+    if isinstance(chunks, DecodeChunks):
+        rows = _lay_out_decodes(chunks, block_size)
+    else:
+        rows = _lay_out(chunks, block_size)
     layouts = [
-        _Layout(index, group, block_size, device, in_place, chunks, rows)
-        for index, group in enumerate(groups)
+        _Layout(index, group, block_size, device, in_place, chunks, rows, kept)
+        for index, (group, kept) in enumerate(zip_longest(groups, table_rows))
         if not group.holds_states
     ]
     states = None
     if groups[-1].holds_states:
+        each = list(chunks)  # made once
         states = make_state_batch(
-            [chunk.tables[-1] for chunk in chunks],
-            [chunk.place for chunk in chunks],
-            [len(chunk.token_ids) for chunk in chunks],
+            [chunk.tables[-1] for chunk in each],
+            [chunk.place for chunk in each],
+            [len(chunk.token_ids) for chunk in each],
             block_size=block_size,
             device=device,
         )
     return StepInputs(
-        input_ids=to_device(np.array(token_ids, dtype=np.int64), device),
+        input_ids=to_device(rows.token_ids, device),
         positions=to_device(rows.positions, device),
         attention=tuple(layout.batch() for layout in layouts),
         states=states,
-        logits_rows=to_device(logits_rows(chunks), device),
+        logits_rows=to_device(rows.kept, device),
         rotary_rows=None if rows.rotary is None else to_device(rows.rotary, device),
     )
 
 
 def logits_rows(chunks: Sequence[SequenceChunk]) -> Integers:
     """The rows whose logits are kept, for consecutive chunks."""
-    ends = np.cumsum([len(chunk.token_ids) for chunk in chunks])
-    num_kept = np.array([chunk.num_logits_rows for chunk in chunks])
-    return _ranges(ends - num_kept, num_kept)
+    counts = np.array([len(chunk.token_ids) for chunk in chunks])
+    return _kept_rows(counts, np.array([chunk.num_logits_rows for chunk in chunks]))
+
+
+def _kept_rows(counts: Integers, num_kept: Integers) -> Integers:
+    """The last `num_kept` rows of each chunk, of so many tokens each."""
+    return _ranges(np.cumsum(counts) - num_kept, num_kept)
 
 
 class _Rows(NamedTuple):
     """The rows of a step: its tokens, chunk by chunk."""
 
+    token_ids: Integers
+    """For each row."""
     starts: Integers
     """For each chunk the place of its first token in its sequence's blocks."""
     counts: Integers
@@ -276,8 +452,10 @@ class _Rows(NamedTuple):
     """For each chunk."""
     begins: Integers
     """For each chunk its first row."""
-    written: list[tuple[int, int]]
-    """For each chunk the range of indices in its block table that it writes to."""
+    first_written: Integers
+    """For each chunk the first index in its block table that it writes to."""
+    end_written: Integers
+    """For each chunk the end of these indices."""
     blocks: Integers
     """For each row the index of the block that it writes to, among those of all chunks."""
     offsets: Integers
@@ -289,14 +467,17 @@ class _Rows(NamedTuple):
     rotary: Integers | None
     """For each row its position after the start of its sequence in the tables of rotary embeddings;
     None: all start at 0."""
+    kept: Integers
+    """The rows whose logits are kept."""
 
 
 def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
-    num_evicted = np.array([chunk.num_evicted for chunk in chunks])
-    rotary_starts = np.array([chunk.rotary_start for chunk in chunks])
-    starts = np.array([chunk.start for chunk in chunks]) - num_evicted
-    counts = np.array([len(chunk.token_ids) for chunk in chunks])
-    is_tree = np.array([chunk.tree is not None for chunk in chunks])
+    # One pass over the chunks: a step has a few columns and hundreds of chunks.
+    token_ids, all_starts, _, kept, trees, _, evicted, rotary, _ = zip(*chunks, strict=True)
+    num_evicted, rotary_starts = np.array(evicted), np.array(rotary)
+    starts = np.array(all_starts) - num_evicted
+    counts = np.array(list(map(len, token_ids)))
+    is_tree = np.array([tree is not None for tree in trees])
     begins = np.cumsum(counts) - counts
     written = places = _ranges(starts, counts)
     if is_tree.any():
@@ -310,16 +491,45 @@ def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
     firsts, ends = starts // block_size, -(-(starts + counts) // block_size)
     before = np.cumsum(ends - firsts) - ends
     return _Rows(
+        np.array(list(chain.from_iterable(token_ids)), dtype=np.int64),
         starts,
         counts,
         is_tree,
         begins,
-        written=list(zip(firsts.tolist(), ends.tolist(), strict=True)),
+        firsts,
+        ends,
         blocks=written // block_size + np.repeat(before, counts),
         offsets=written % block_size,
         positions=positions,
         places=places,
         rotary=positions + np.repeat(rotary_starts, counts) if rotary_starts.any() else None,
+        kept=_kept_rows(counts, np.array(kept)),
+    )
+
+
+def _lay_out_decodes(chunks: DecodeChunks, block_size: int) -> _Rows:
+    """A row is a chunk."""
+    positions = np.array(chunks.starts)
+    rows, ones = np.arange(len(positions)), np.ones_like(positions)
+    places = positions - np.array(chunks.num_evicted) if any(chunks.num_evicted) else positions
+    firsts, offsets = np.divmod(places, block_size)
+    rotary = None
+    if any(chunks.rotary_starts):
+        rotary = positions + np.array(chunks.rotary_starts)
+    return _Rows(
+        np.array(chunks.token_ids, dtype=np.int64),
+        places,
+        ones,
+        np.zeros_like(positions, dtype=np.bool_),
+        begins=rows,
+        first_written=firsts,
+        end_written=firsts + 1,
+        blocks=rows,
+        offsets=offsets,
+        positions=positions,
+        places=places,
+        rotary=rotary,
+        kept=rows,
     )
 
 
@@ -334,9 +544,18 @@ class _Layout:
     in_place: bool
     chunks: Sequence[SequenceChunk]
     rows: _Rows
+    kept: TableRows | None
 
     def batch(self) -> AttentionBatch:
-        tables = [chunk.tables[self.index] for chunk in self.chunks]
+        tables: StepTables
+        if isinstance(self.chunks, DecodeChunks):
+            own = [each[self.index] for each in self.chunks.tables]
+            if self.kept is not None and self.group.window is None:
+                tables = self.kept.find(own)
+            else:
+                tables = SeparateTables(own)
+        else:
+            tables = SeparateTables([chunk.tables[self.index] for chunk in self.chunks])
         starts, counts = self.rows.starts, self.rows.counts
         visible = visible_blocks(self.group, self.block_size, starts, starts + counts)
         classes = self._classes(visible.counts)
@@ -351,15 +570,10 @@ class _Layout:
                 groups += [self._group(part, tables, visible) for part in parts]
         return AttentionBatch(self._slots(tables), tuple(groups), tuple(prefills))
 
-    def _slots(self, tables: Sequence[BlockTable]) -> Tensor:
-        written: list[int] = []
-        for table, (first, end) in zip(tables, self.rows.written, strict=True):
-            if end - first == 1:
-                written.append(table.item(first))
-            else:
-                written += table[first:end].tolist()
-        assert NULL_BLOCK not in written, "the null block is never written"
-        block_ids = np.array(written)[self.rows.blocks]
+    def _slots(self, tables: StepTables) -> Tensor:
+        written = tables.written(self.rows.first_written, self.rows.end_written)
+        assert written.all(), "the null block is never written"
+        block_ids = written[self.rows.blocks]
         return self._tensor(block_ids * self.block_size + self.rows.offsets)
 
     def _classes(self, num_blocks: Integers) -> Integers:
@@ -382,7 +596,7 @@ class _Layout:
         return [members[start : start + size] for start in range(0, len(members), size)]
 
     def _group(
-        self, members: Integers, tables: Sequence[BlockTable], visible: VisibleBlocks
+        self, members: Integers, tables: StepTables, visible: VisibleBlocks
     ) -> SequenceGroup:
         visible = visible[members]
         num_blocks = int(visible.counts.max())
@@ -402,7 +616,7 @@ class _Layout:
         if self.rows.is_tree[members].any():
             chunks = [self.chunks[index] for index in members]
             ancestors = to_device(_ancestors(chunks, len(columns)), self.device)
-        block_tables = visible.gather([tables[index] for index in members], num_blocks)
+        block_tables = tables.gather(members, visible, num_blocks)
         return SequenceGroup(
             rows=self._tensor(rows),
             positions=self._tensor(positions),
@@ -412,11 +626,11 @@ class _Layout:
         )
 
     def _prefill_chunk(
-        self, index: int, tables: Sequence[BlockTable], visible: VisibleBlocks
+        self, index: int, tables: StepTables, visible: VisibleBlocks
     ) -> PrefillChunk:
         visible = visible[index : index + 1]
         num_blocks = int(visible.counts[0])
-        (block_table,) = visible.gather([tables[index]], num_blocks)
+        (block_table,) = tables.gather(np.array([index]), visible, num_blocks)
         begins = None
         if self.group.window is not None:
             begins = self._tensor(visible.positions(self.block_size, 0, num_blocks)[0])

@@ -10,7 +10,8 @@ Torch-free; computes, never acts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Party = TypeVar("Party", bound=Hashable)
@@ -20,23 +21,31 @@ MAX_IDLE_PARTIES = 4096
 """Idle counters kept before those that a return would lift anyway are forgotten."""
 
 
+@dataclass(eq=False, slots=True)
+class _Account:
+    """A party's counter; found once per charge, of which a step has one for every sequence."""
+
+    counter: float = 0.0
+    weight: float = 1.0
+
+
 class VirtualTokenCounters(Generic[Party]):
     def __init__(self, input_weight: float = 1.0, output_weight: float = 2.0) -> None:
         self.input_weight = input_weight
         self.output_weight = output_weight
-        self._counters: dict[Party, float] = {}
-        self._weights: dict[Party, float] = {}
+        self._accounts: dict[Party, _Account] = {}
         self._active: set[Party] = set()
         self._last_active: Party | None = None
         self._forget_at = MAX_IDLE_PARTIES
 
     def __len__(self) -> int:
         """Parties remembered."""
-        return len(self._counters)
+        return len(self._accounts)
 
     def counter(self, party: Party) -> float:
         """Weighted tokens served so far, divided by the party's weight, lifts included."""
-        return self._counters.get(party, 0.0)
+        account = self._accounts.get(party)
+        return account.counter if account else 0.0
 
     def is_active(self, party: Party) -> bool:
         return party in self._active
@@ -48,10 +57,11 @@ class VirtualTokenCounters(Generic[Party]):
         party that was active last: idleness earns no credit. `weight` counts for later charges.
         """
         assert weight > 0, "a tenant's weight is positive"
-        self._weights[party] = weight
+        account = self._account(party)
+        account.weight = weight
         if party in self._active:
             return
-        self._counters[party] = max(self.counter(party), self._floor())
+        account.counter = max(account.counter, self._floor())
         self._active.add(party)
 
     def deactivate(self, party: Party) -> None:
@@ -60,34 +70,41 @@ class VirtualTokenCounters(Generic[Party]):
             return
         self._active.remove(party)
         self._last_active = party
-        if len(self._counters) - len(self._active) > self._forget_at:
+        if len(self._accounts) - len(self._active) > self._forget_at:
             self._forget_lifted()
 
     def charge(self, party: Party, input_tokens: int = 0, output_tokens: int = 0) -> float:
         """Charge the party for so many tokens; return the service that they come to."""
         service = self.input_weight * input_tokens + self.output_weight * output_tokens
-        # For every token of every sequence: written here once more rather than through `add`.
-        counters = self._counters
-        counters[party] = counters.get(party, 0.0) + service / self._weights.get(party, 1.0)
+        self.add(party, service)
         return service
 
     def add(self, party: Party, service: float) -> None:
         """Charge the party with a service that is known."""
-        counters = self._counters
-        counters[party] = counters.get(party, 0.0) + service / self._weights.get(party, 1.0)
+        account = self._accounts.get(party) or self._account(party)
+        account.counter += service / account.weight
+
+    def add_each(self, services: Iterable[tuple[Party, float]]) -> None:
+        """Charge each party with its service: a step has an output of every sequence."""
+        accounts = self._accounts
+        for party, service in services:
+            account = accounts.get(party) or self._account(party)
+            account.counter += service / account.weight
+
+    def _account(self, party: Party) -> _Account:
+        return self._accounts.setdefault(party, _Account())
 
     def _floor(self) -> float:
         """Never falls: who joins is lifted to it, and service only adds."""
         if self._active:
-            return min(self._counters[party] for party in self._active)
+            return min(self._accounts[party].counter for party in self._active)
         return 0.0 if self._last_active is None else self.counter(self._last_active)
 
     def _forget_lifted(self) -> None:
         floor = self._floor()
-        for party in [*self._counters]:
-            if party not in self._active and self._counters[party] < floor:
-                del self._counters[party]
-                self._weights.pop(party, None)
+        for party, account in [*self._accounts.items()]:
+            if party not in self._active and account.counter < floor:
+                del self._accounts[party]
         # Where few could be forgotten the next attempt waits, so that attempts stay cheap overall.
-        num_idle = len(self._counters) - len(self._active)
+        num_idle = len(self._accounts) - len(self._active)
         self._forget_at = max(MAX_IDLE_PARTIES, 2 * num_idle)

@@ -125,6 +125,8 @@ class Scheduler:
             swap_costs=self._swap_costs,
             tenant_cap=limits.tenant_cap,
         )
+        self._outputs: list[tuple[Request, int]] = []
+        """Requests and how many tokens were appended to each; not charged yet."""
         self._last_shape = StepShape(0, 0, 0)
         self._num_steps_in_flight = 0
         self._is_ahead = False
@@ -270,6 +272,7 @@ class Scheduler:
         """
         if self._requests.get(request.request_id) is not request:
             return
+        self._charge_outputs()  # before it leaves: its end may change who waits
         del self._requests[request.request_id]
         request.has_ended = True
         self._deadlines.remove(request)
@@ -422,10 +425,11 @@ class Scheduler:
 
     def note_read(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Take note that the output of the step with these sequences was read, the first of those
-        in flight."""
+        in flight; charge the tokens that it has given."""
         self._num_steps_in_flight -= 1
-        for sequence in sequences:
-            sequence.request.num_steps_in_flight -= 1
+        for request, *_ in sequences:
+            request.num_steps_in_flight -= 1
+        self._charge_outputs()
         if self._leases.late:
             self._leases.give_back_late()
 
@@ -447,11 +451,12 @@ class Scheduler:
             self._kv.shrink(kv, end + 1)
 
     def append(self, request: Request, token_ids: list[int]) -> None:
-        """Add what was sampled for the request, as its tenant's service."""
+        """Add what was sampled for the request: its tenant's service, charged by the next `finish`
+        or `note_read`, before anything reads it."""
         request.token_ids += token_ids
         if request.num_pending_tokens:
             request.num_pending_tokens = max(request.num_pending_tokens - len(token_ids), 0)
-        self._charge(request, output_tokens=len(token_ids))
+        self._outputs.append((request, len(token_ids)))
 
     def observe(self, batch: ScheduledBatch, seconds: float, swap_seconds: float = 0.0) -> None:
         """Learn what the step cost; `swap_seconds` of it went into swapping."""
@@ -460,16 +465,30 @@ class Scheduler:
         if batch.operations:
             self._swap_costs.observe(batch.operations, swap_seconds)
 
-    def _charge(self, request: Request, input_tokens: int = 0, output_tokens: int = 0) -> None:
+    def _charge(self, request: Request, input_tokens: int) -> None:
         """Charge the request's tenant and, while others of the tenant wait, its queue.
 
         A background request is free: it takes nothing that another request could have.
         """
         if request.is_background:
             return
-        service = self.counters.charge(request.tenant_id, input_tokens, output_tokens)
-        if request.tenant_id in self._waiting.tenants:
-            self._waiting.charge(request, service)
+        service = self.counters.charge(request.tenant_id, input_tokens)
+        self._waiting.charge(request, service)
+
+    def _charge_outputs(self) -> None:
+        """Charge what was appended, each request as `_charge` does."""
+        if not self._outputs:
+            return
+        weight = self.counters.output_weight
+        outputs = [
+            (request, weight * num_tokens)
+            for request, num_tokens in self._outputs
+            if not request.is_background
+        ]
+        self._outputs.clear()
+        self.counters.add_each([(request.tenant_id, service) for request, service in outputs])
+        if self._waiting.tenants:
+            self._waiting.charge_each(outputs)
 
     def _place_background(self, step: Step) -> None:
         """Let background requests stand back from others, or run if there are none."""
@@ -614,7 +633,7 @@ class Scheduler:
         new = end - max(request.num_charged_tokens, request.num_computed_tokens)
         if new > 0:
             request.num_charged_tokens = end
-            self._charge(request, input_tokens=new)
+            self._charge(request, new)
 
     # --- what waits -----------------------------------------------------------------------------
 

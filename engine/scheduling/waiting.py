@@ -13,7 +13,7 @@ Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import count, islice, zip_longest
 from typing import Generic
 
@@ -105,8 +105,14 @@ class WaitingQueue(Generic[Entry]):
 
         The request may wait or run. Queues that are never charged alternate.
         """
-        if tenant := self.tenants.get(entry.tenant_id):
-            tenant.service.add(entry.adapter, service)
+        self.charge_each([(entry, service)])
+
+    def charge_each(self, services: Iterable[tuple[Entry, float]]) -> None:
+        """`charge` of each entry with its service."""
+        tenants = self.tenants
+        for entry, service in services:
+            if tenant := tenants.get(entry.tenant_id):
+                tenant.service.add(entry.adapter, service)
 
     def next_adapters(self, limit: int) -> list[Hashable]:
         """The adapters of waiting queues, least served tenants first, one queue of each tenant at a

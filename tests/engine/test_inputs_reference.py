@@ -15,7 +15,14 @@ from loraplex.engine.kv.block_pool import NULL_BLOCK
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.sequence_blocks import BlockTable, block_table
 from loraplex.engine.model import inputs as inputs_module
-from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
+from loraplex.engine.model.inputs import (
+    MAX_GROUPED_ROWS,
+    DecodeChunks,
+    SequenceChunk,
+    StepInputs,
+    TableRows,
+    make_inputs,
+)
 from loraplex.kernels.attention import AttentionBatch
 from loraplex.kernels.attention_window import AttentionWindow
 
@@ -180,29 +187,65 @@ def test_inputs_are_those_of_a_loop_over_lists(
     for _ in range(150):
         chunks = [random_chunk(rng) for _ in range(rng.randint(1, 12))]
         found = make_inputs(chunks, groups=GROUPS, block_size=BLOCK, device=CPU, in_place=in_place)
-        assert found.input_ids.tolist() == [token for chunk in chunks for token in chunk.token_ids]
-        assert found.positions.tolist() == [place for chunk in chunks for place in chunk.positions]
-        if any(chunk.rotary_start for chunk in chunks):
-            assert found.rotary_rows is not None
-            assert found.rotary_rows.tolist() == [
-                chunk.rotary_start + position for chunk in chunks for position in chunk.positions
-            ]
-        else:
-            assert found.rotary_rows is None
-        kept: list[int] = []
-        end = 0
-        for chunk in chunks:
-            end += len(chunk.token_ids)
-            kept += range(end - chunk.num_logits_rows, end)
-        assert found.logits_rows.tolist() == kept
-        for index, batch in enumerate(found.attention):
-            expected = Expected(chunks, index, in_place=in_place)
-            assert batch.slot_mapping.tolist() == expected.slots
-            groups = expected.groups()
-            assert len(batch.groups) == len(groups)
-            for number, members in enumerate(groups):
-                expected.check_group(members, batch, number)
-            expected.check_alone(batch)
+        check(found, chunks, in_place=in_place)
+
+
+def check(found: StepInputs, chunks: Sequence[SequenceChunk], *, in_place: bool) -> None:
+    assert found.input_ids.tolist() == [token for chunk in chunks for token in chunk.token_ids]
+    assert found.positions.tolist() == [place for chunk in chunks for place in chunk.positions]
+    if any(chunk.rotary_start for chunk in chunks):
+        assert found.rotary_rows is not None
+        assert found.rotary_rows.tolist() == [
+            chunk.rotary_start + position for chunk in chunks for position in chunk.positions
+        ]
+    else:
+        assert found.rotary_rows is None
+    kept: list[int] = []
+    end = 0
+    for chunk in chunks:
+        end += len(chunk.token_ids)
+        kept += range(end - chunk.num_logits_rows, end)
+    assert found.logits_rows.tolist() == kept
+    for index, batch in enumerate(found.attention):
+        expected = Expected(chunks, index, in_place=in_place)
+        assert batch.slot_mapping.tolist() == expected.slots
+        groups = expected.groups()
+        assert len(batch.groups) == len(groups)
+        for number, members in enumerate(groups):
+            expected.check_group(members, batch, number)
+        expected.check_alone(batch)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_inputs_of_decodes_are_those_of_a_loop_over_lists_after_any_steps_before(
+    monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
+    monkeypatch.setattr(inputs_module, "MAX_GROUP_CELLS", MAX_GROUP_CELLS)
+    rng = random.Random(in_place)
+    decoding, kept = Decoding(rng), [TableRows() for _ in GROUPS]
+    for _ in range(200):
+        decoding.advance(12)
+        found = make_inputs(
+            DecodeChunks.of(decoding.chunks),
+            groups=GROUPS,
+            block_size=BLOCK,
+            device=CPU,
+            in_place=in_place,
+            table_rows=kept,
+        )
+        check(found, decoding.chunks, in_place=in_place)
+
+
+def test_decodes_by_column_are_the_chunks_that_they_were_made_of() -> None:
+    decoding = Decoding(random.Random(0))
+    decoding.advance(12)
+    chunks = decoding.chunks
+    columns = DecodeChunks.of(chunks)
+    assert DecodeChunks.of(columns) is columns
+    assert list(columns) == chunks
+    assert columns[1:3] == chunks[1:3]
+    padded = columns.padded(chunks[0], len(chunks) + 2)
+    assert list(padded) == [*chunks, chunks[0], chunks[0]]
 
 
 class Decoding:

@@ -41,6 +41,29 @@ def test_a_step_goes_on_from_tokens_that_are_not_known() -> None:
     assert (len(request.token_ids), request.num_pending_tokens) == (21, 1)
 
 
+def test_outputs_are_charged_before_a_request_ends_and_when_the_step_was_read() -> None:
+    bench = SchedulerBench()
+    names = ("heavy", "light", "free")
+    heavy, light, free = (
+        bench.add(name, 4, 3, tenant=name, weight=weight, is_background=name == "free")
+        for name, weight in zip(names, (4.0, 0.5, 1.0), strict=True)
+    )
+    step = launch(bench)
+    scheduler = bench.scheduler
+    before = {name: scheduler.counters.counter(name) for name in names}
+
+    def charged() -> list[float]:
+        return [scheduler.counters.counter(name) - before[name] for name in names]
+
+    scheduler.append(heavy, [0, 0])
+    scheduler.append(free, [0])
+    scheduler.finish(heavy)
+    assert charged() == [1.0, 0.0, 0.0]
+    scheduler.append(light, [0])
+    scheduler.note_read(step.sequences)
+    assert charged() == [1.0, 4.0, 0.0]
+
+
 def test_the_last_token_is_never_computed() -> None:
     bench = SchedulerBench()
     bench.add("r", 4, max_tokens=2)

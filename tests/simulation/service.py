@@ -18,6 +18,8 @@ class ServiceChecks:
     def __init__(self, scheduler: Scheduler) -> None:
         self._counters = scheduler.counters
         self._charge = scheduler._charge
+        self._charge_outputs = scheduler._charge_outputs
+        self._scheduler = scheduler
         self._deactivate = scheduler.counters.deactivate
         self._idled: set[str] = set()
         """Who was idle at some moment of this step."""
@@ -28,17 +30,23 @@ class ServiceChecks:
         self._active: dict[str, float] = {}
         """The counters of those that were active when the last step ended."""
         vars(scheduler)["_charge"] = self._note_charge
+        vars(scheduler)["_charge_outputs"] = self._note_outputs
         vars(self._counters)["deactivate"] = self._note_idle
 
-    def _note_charge(self, request: Request, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        counters = self._counters
+    def _note_charge(self, request: Request, input_tokens: int) -> None:
         self._inputs[request.request_id] += input_tokens
-        self._outputs[request.request_id] += output_tokens
+        self._note_service(request, self._counters.input_weight * input_tokens)
+        self._charge(request, input_tokens)
+
+    def _note_outputs(self) -> None:
+        for request, num_tokens in self._scheduler._outputs:
+            self._outputs[request.request_id] += num_tokens
+            self._note_service(request, self._counters.output_weight * num_tokens)
+        self._charge_outputs()
+
+    def _note_service(self, request: Request, service: float) -> None:
         if not request.is_background:  # which is free
-            self._services[request.tenant_id] += (
-                counters.input_weight * input_tokens + counters.output_weight * output_tokens
-            ) / request.tenant_weight
-        self._charge(request, input_tokens, output_tokens)
+            self._services[request.tenant_id] += service / request.tenant_weight
 
     def _note_idle(self, tenant_id: str) -> None:
         self._idled.add(tenant_id)
