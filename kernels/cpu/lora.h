@@ -65,11 +65,67 @@ void shrink(const LoraProjection &projection, const LoraTokens &tokens, const Ru
         });
 }
 
+#if defined(__AVX512BF16__)
+inline Vector first_of(long count, const bf16 *from) { return count < WIDTH ? Partial{count}.load(from) : load(from); }
+
+inline void keep_first(long count, bf16 *to, Vector x) {
+    if (count < WIDTH)
+        Partial{count}.store(to, x);
+    else
+        store(to, x);
+}
+
+// y [ROWS, size] += hidden [ROWS, num_ranks] @ b [num_ranks, size], by products of pairs of ranks; hidden has elements' precision.
+template <long ROWS>
+inline void add_pairs(bf16 *y, long y_stride, const float *hidden, long hidden_stride, const bf16 *b, long b_stride, long num_ranks,
+                      long size) {
+    alignas(64) static constexpr uint16_t LOW[32] = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i low = _mm512_load_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(WIDTH));
+    const long num_pairs = (num_ranks + 1) / 2;
+    __m512bh weights[ROWS][num_pairs];
+    for (long i = 0; i < ROWS; i++)
+        for (long k = 0; k < num_ranks; k += 2) {
+            const float *from = hidden + i * hidden_stride + k;
+            uint32_t one, other = 0;
+            memcpy(&one, from, sizeof one);
+            if (k + 1 < num_ranks) memcpy(&other, from + 1, sizeof other);
+            weights[i][k / 2] = reinterpret_cast<__m512bh>(_mm512_set1_epi32(one >> 16 | (other & 0xffff0000)));
+        }
+    for (long n = 0; n < size; n += 2 * WIDTH) {
+        const long left = size - n, counts[2] = {left < WIDTH ? left : WIDTH, left < 2 * WIDTH ? left - WIDTH : WIDTH};
+        const __mmask32 some = left < 2 * WIDTH ? (1u << left) - 1 : ~0u;
+        Vector totals[ROWS][2] = {};
+        for (long i = 0; i < ROWS; i++)
+            for (long half = 0; half < 2; half++)
+                if (counts[half] > 0) totals[i][half] = first_of(counts[half], y + i * y_stride + n + half * WIDTH);
+        for (long k = 0; k < num_ranks; k += 2) {
+            const __m512i one = _mm512_maskz_loadu_epi16(some, b + k * b_stride + n);
+            const __m512i other = _mm512_maskz_loadu_epi16(k + 1 < num_ranks ? some : 0, b + (k + 1) * b_stride + n);
+            const __m512i pairs[2] = {_mm512_maskz_permutex2var_epi16(~0u, one, low, other),
+                                      _mm512_maskz_permutex2var_epi16(~0u, one, high, other)};
+            for (long i = 0; i < ROWS; i++)
+                for (long half = 0; half < 2; half++)
+                    totals[i][half] = _mm512_dpbf16_ps(totals[i][half], reinterpret_cast<__m512bh>(pairs[half]), weights[i][k / 2]);
+        }
+        for (long i = 0; i < ROWS; i++)
+            for (long half = 0; half < 2; half++)
+                if (counts[half] > 0) keep_first(counts[half], y + i * y_stride + n + half * WIDTH, totals[i][half]);
+    }
+}
+#endif
+
 // y += hidden @ B for these columns of one slice, whose ranks begin at `rank`.
 template <typename T>
 void expand(const LoraTokens &tokens, const Run &run, const T *b, long b_stride, T *y, long rank, long num_ranks, long count) {
     const float scales[2] = {1.0f, 1.0f};
     each_pair(run.count, [&](long i, auto num_rows) {
+#if defined(__AVX512BF16__)
+        if constexpr (sizeof(T) == sizeof(bf16))
+            return add_pairs<num_rows.value>(y + (run.first + i) * tokens.y_stride, tokens.y_stride,
+                                             tokens.hidden + (run.first + i) * tokens.max_ranks + rank, tokens.max_ranks, b,
+                                             b_stride, num_ranks, count);
+#endif
         add_products<num_rows.value>(y + (run.first + i) * tokens.y_stride, tokens.y_stride, scales,
                                      tokens.hidden + (run.first + i) * tokens.max_ranks + rank, tokens.max_ranks, b,
                                      b_stride, num_ranks, count);
