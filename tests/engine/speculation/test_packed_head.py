@@ -16,6 +16,7 @@ from loraplex.engine.speculation.draft_head import Pages, Rotation
 from loraplex.engine.speculation.eagle_head import EagleHead
 from loraplex.engine.speculation.packed_head import PackedHead
 from loraplex.kernels.cpu_library import cpu_library
+from loraplex.kernels.int8_linear import Int8Linear
 from loraplex.kernels.quantize import WeightFormat
 from support.eagle import DenseEagle, make_head
 
@@ -131,9 +132,12 @@ def test_a_head_is_quantized_like_its_base(group_size: int | None) -> None:
     assert packed.weight_bytes < 0.4 * PackedHead(head, LoadQuantization()).weight_bytes
     fast, plain = (run_passes(packed, embedding_of(), plainly=way) for way in (False, True))
     wanted = expected(head, embedding_of(), norm_before_residual=False)
+    # Where the processor multiplies bytes, each layer's inputs are rounded to bytes as well.
+    rounds_inputs = any(isinstance(linear, Int8Linear) for linear in packed.linears)
+    bound = 0.2 if rounds_inputs else 0.1
     for one, other, exact in zip(fast, plain, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
-        assert (one - exact).norm() < 0.1 * exact.norm()
+        assert (one - exact).norm() < bound * exact.norm()
 
 
 @pytest.mark.skipif(cpu_library().functions is None, reason="needs a C++ compiler: g++")
