@@ -19,6 +19,7 @@ from torch._C._autograd import DeviceType
 
 from ..adapters.identity import AdapterKey
 from ..adapters.tier import Tier
+from ..kernels.decoder_layer_cpu import LayerWork
 from ..kernels.lora import LoraProjection
 from . import next_tokens
 from .core import EngineCore
@@ -33,6 +34,7 @@ from .messages import (
     Submit,
 )
 from .model import experts
+from .model.decoder_layers import measured_layers
 from .model.forward import PagedForward
 from .sampling_params import SamplingParams
 
@@ -175,11 +177,24 @@ class _Stopwatch:
 def _call_seconds(core: EngineCore, step: Callable[[], None], num_steps: int) -> dict[Work, float]:
     """The time of all these steps by work: of the calls in which it is done."""
     stopwatch = _Stopwatch()
-    with _timed(stopwatch, _calls(core)):
+    with _timed(stopwatch, _calls(core)), measured_layers() as within_layers:
         for _ in range(num_steps):
             with stopwatch.timing(Work.HOST):
                 step()
-    return stopwatch.seconds
+    seconds = stopwatch.seconds
+    for kind, work in _WITHIN_LAYERS.items():
+        if own := within_layers[kind]:
+            seconds[work] += own
+            seconds[Work.LAYERS] -= own
+    return seconds
+
+
+_WITHIN_LAYERS = {
+    LayerWork.PRODUCTS: Work.PRODUCTS,
+    LayerWork.LORA: Work.LORA,
+    LayerWork.ATTENTION: Work.ATTENTION,
+}
+"""Of layers that are one call, which count as `Work.LAYERS` first."""
 
 
 def _calls(core: EngineCore) -> Iterator[tuple[Any, str, Work]]:

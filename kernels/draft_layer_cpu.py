@@ -14,30 +14,14 @@ from .attention import AttentionBatch, AttentionOptions
 from .attention_cpu import are_served, layer_of, task_of
 from .kv_pages import KvPages, PlainPages
 from .linear import Linear
-from .linear_cpu import PanelLinear
-from .quantized_linear_cpu import SCALE_KINDS, QuantizedPanelLinear
-from .quantized_weight import CodeType
-
-_FORMS = {torch.float32: 0, torch.bfloat16: 1}
-"""`MatrixForm` of `cpu/draft_layer.h`, by a panel's dtype."""
-_INT8_FORM = 2
-
-
-class _Matrix(ctypes.Structure):
-    """Matrix of `cpu/draft_layer.h`."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "scales")),
-        *((name, ctypes.c_int64) for name in ("form", "scale_kind")),
-        *((name, ctypes.c_int64) for name in ("in_features", "out_features", "group")),
-    )
+from .matrix_cpu import Matrix, is_matrix, matrix_of
 
 
 class _Layer(ctypes.Structure):
     """DraftLayer of `cpu/draft_layer.h`."""
 
     _fields_ = (
-        *((name, _Matrix) for name in ("qkv", "o", "gate_up", "down", "output_head")),
+        *((name, Matrix) for name in ("qkv", "o", "gate_up", "down", "output_head")),
         *((name, ctypes.c_void_p) for name in ("input_norm", "feature_norm")),
         *((name, ctypes.c_void_p) for name in ("mlp_norm", "output_norm")),
         *((name, ctypes.c_int64) for name in ("size", "norms_before_residual")),
@@ -84,7 +68,7 @@ class DraftLayerOnCpu:
         self._heads = torch.empty(1, num_heads, head_dim)
         self._draft_vocab_size = linears[-1].out_features
         self._layer = _Layer(
-            *map(_matrix, linears),
+            *map(matrix_of, linears),
             *(norm.data_ptr() for norm in norms),
             *(len(norms.output), norms_before_residual, eps),
         )
@@ -134,25 +118,5 @@ def serves_draft_layer(linears: Sequence[Linear], norms: DraftNorms) -> bool:
     return (
         all(norm.dtype is torch.float32 and not norm.is_cuda for norm in norms)
         and cpu_library.function("draft_layer", torch.float32) is not None
-        and all(map(_is_served, linears))
+        and all(is_matrix(linear, torch.float32) for linear in linears)
     )
-
-
-def _is_served(linear: Linear) -> bool:
-    if isinstance(linear, QuantizedPanelLinear):
-        panels = linear.panels
-        has_codes_alone = panels.zero is None and linear.order is None
-        return panels.code_type is CodeType.INT8 and has_codes_alone
-    return isinstance(linear, PanelLinear)
-
-
-def _matrix(linear: Linear) -> _Matrix:
-    sizes = linear.in_features, linear.out_features
-    if isinstance(linear, QuantizedPanelLinear):
-        panels = linear.panels
-        addresses = panels.codes.data_ptr(), panels.scale.data_ptr()
-        return _Matrix(
-            *addresses, _INT8_FORM, SCALE_KINDS[panels.scale.dtype], *sizes, panels.group
-        )
-    assert isinstance(linear, PanelLinear)
-    return _Matrix(linear.weight.data_ptr(), None, _FORMS[linear.weight.dtype], 0, *sizes, 0)

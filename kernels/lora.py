@@ -36,6 +36,10 @@ class LoraProjection:
         self._slice_outs = slice_outs
         self._cpu = CpuLora(first_slice, in_features, slice_outs)
 
+    def described(self, weights: AdapterWeights) -> int:
+        """The projection as the CPU's library takes it: an address."""
+        return self._cpu.described(weights)
+
     def begin(self, x: Tensor, weights: AdapterWeights, batch: LoraBatch) -> Tensor:
         """Start the part that does not need the base's result, on the batch's side stream.
 

@@ -44,19 +44,23 @@ class CpuLora:
         """
         function = cpu_library.function("add_lora", x.dtype)
         assert function is not None
+        num_tokens, max_ranks = x.shape[0], max_rank * len(self._slice_outs)
+        hidden = torch.empty(num_tokens, max_ranks, dtype=torch.float32)
+        function(
+            *(self.described(weights), weights.flat.data_ptr()),
+            *(x.data_ptr(), y.data_ptr(), token_rows.data_ptr(), hidden.data_ptr()),
+            *(num_tokens, max_ranks, x.stride(0), y.stride(0), torch.get_num_threads()),
+        )
+
+    def described(self, weights: AdapterWeights) -> int:
+        """The address of the library's LoraProjection, valid until other weights are described."""
         table = weights.table
         if self._described is None or self._described.table != table.data_ptr():
             self._described = _Projection(
                 *(table.data_ptr(), ctypes.addressof(self._slice_outs)),
                 *(table.shape[1], self._first_slice, len(self._slice_outs), self._in_features),
             )
-        num_tokens, max_ranks = x.shape[0], max_rank * len(self._slice_outs)
-        hidden = torch.empty(num_tokens, max_ranks, dtype=torch.float32)
-        function(
-            *(ctypes.addressof(self._described), weights.flat.data_ptr()),
-            *(x.data_ptr(), y.data_ptr(), token_rows.data_ptr(), hidden.data_ptr()),
-            *(num_tokens, max_ranks, x.stride(0), y.stride(0), torch.get_num_threads()),
-        )
+        return ctypes.addressof(self._described)
 
 
 def is_served(dtype: torch.dtype, device: torch.device) -> bool:

@@ -119,8 +119,13 @@ class KvCache:
             for layer in group.layers
         }
         """By layer, of those that attend."""
-        self.windows = [shape.window for shape in shapes]
-        """By layer: the model's own attention window."""
+        self.windows = [(shape.window, 0) for shape in shapes]
+        """By layer: the window, and how many first positions its queries see beside it. It is the
+        model's own, or the operator's for a layer that sees all."""
+        for group in groups:
+            if group.window is not None:
+                for layer in group.layers:
+                    self.windows[layer] = group.window, group.sinks
         self._device = device
         self._tensors: list[list[Tensor]] = []
         """By group: `[layers, num_blocks, ...]` each, the keys or values of several layers."""

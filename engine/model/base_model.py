@@ -54,6 +54,7 @@ from .admission import (
     probe_kv_shapes,
 )
 from .base_stages import BaseStages
+from .decoder_layers import replace_decoder_layers
 from .divided_ends import DividedHead
 from .embedding_and_head import ModelEnds, adapt_ends
 from .experts import MoeLayer, experts_parameters, pack_moe_layers, replace_experts
@@ -312,7 +313,11 @@ def load_base_model(
     )
     pack_moe_layers(moe_layers, quantization, rounded)
     check_replaced(model, config)
-    fused = fuse_layers(model) if fuses_layers(device) else None
+    fused = None
+    if fuses_layers(device):
+        fused = fuse_layers(model)
+        if device.type == "cpu":
+            fused = replace(fused, layers=replace_decoder_layers(model, config, kv_shapes))
     parts: list[object] = [part for fused in projections for part in fused.linear.modules()]
     parts += packed_ends.linears
     parts += [part.weight for layer in moe_layers for part in layer.experts]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from ...adapters.layout import BaseLayout, SliceKind
 from ...kernels.attention import AttentionBatch, AttentionOptions, paged_attention
+from ...kernels.decoder_layer_cpu import StepRows
 from ...kernels.kv_pages import write_pages
 from ...kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder, LoraNeeds, Segment
 from ..errors import UnsupportedModel
@@ -188,9 +189,11 @@ class PagedForward:
     """See `ForwardContext.states`."""
     rotary_rows: Tensor | None = None
     """See `ForwardContext.rotary_rows`."""
+    rows: dict[int, StepRows] = field(default_factory=dict)
+    """By KV group, for the layers that are one call (`decoder_layers`); made by the first."""
 
     @classmethod
-    def of(cls, cache: KvCache, inputs: StepInputs, lora: LoraBatch | None = None) -> PagedForward:
+    def of(cls, cache: KvCache, inputs: StepInputs, lora: LoraBatch | None = None) -> Self:
         """The forward pass of these inputs."""
         batch = inputs.states
         states = None if batch is None else PagedStates(cache.states, cache.new_states, batch)
@@ -200,12 +203,10 @@ class PagedForward:
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions
     ) -> Tensor:
         index = self.cache.group_of[layer_index]
-        group, batch = self.cache.groups[index], self.attention[index]
+        batch = self.attention[index]
         keys, values = self.cache.keys[layer_index], self.cache.values[layer_index]
         write_pages(keys, values, batch.slot_mapping, k, None if isinstance(v, int) else v)
-        window, sinks = self.cache.windows[layer_index], 0
-        if group.window is not None:  # the layer's own, or the operator's for one that sees all
-            window, sinks = group.window, group.sinks
+        window, sinks = self.cache.windows[layer_index]
         if window is not None:
             options = replace(options, window=window, num_sink_positions=sinks)
         return paged_attention(q, keys, values, batch, options)

@@ -36,6 +36,9 @@ class Share(NamedTuple):
     num_layers: int
 
 
+NO_LAYERS = Share(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class FusedLayers:
     """What `fuse_layers` has replaced."""
@@ -45,12 +48,15 @@ class FusedLayers:
     """Of MLPs and of the experts of a layer."""
     rotary: Share
     """The calls in a forward pass."""
+    layers: Share = NO_LAYERS
+    """Decoder layers that are one call in steps of few tokens per sequence."""
 
     def __str__(self) -> str:
         kinds = {
             "RMS norms": self.norms,
             "gated activations": self.activations,
             "rotary embeddings": self.rotary,
+            "decoder layers": self.layers,
         }
         parts = [
             f"{share.num_fused} of {share.num_layers} {kind}"
@@ -114,6 +120,23 @@ def _own_result(module: nn.Module, x: Tensor) -> Tensor | None:
 # Norms
 
 
+@dataclass(frozen=True, slots=True)
+class FusedNorm:
+    """The forward pass of a norm that `rms_norm` computes."""
+
+    weight: Tensor | None
+    eps: float
+    form: NormForm
+    dtype: torch.dtype
+    own: Callable[[Tensor], Tensor]
+    """The module's own, for other dtypes."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype is self.dtype:
+            return rms_norm(x, self.weight, self.eps, self.form)
+        return self.own(x)
+
+
 def _norms(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         if "RMSNorm" in type(module).__name__ and _eps(module) is not None:
@@ -142,16 +165,25 @@ def _fuse_norm(module: nn.Module, samples: _Samples) -> bool:
 
 
 def _replace_norm(module: Any, eps: float, form: NormForm, dtype: torch.dtype) -> None:
-    own, weight = module.forward, getattr(module, "weight", None)
-
-    def forward(x: Tensor) -> Tensor:
-        result: Tensor = rms_norm(x, weight, eps, form) if x.dtype is dtype else own(x)
-        return result
-
-    module.__dict__["forward"] = forward  # the weight stays where everything looks for it
+    weight = getattr(module, "weight", None)
+    # The weight stays where everything looks for it.
+    module.__dict__["forward"] = FusedNorm(weight, eps, form, dtype, module.forward)
 
 
 # Gated activations
+
+
+@dataclass(frozen=True, slots=True)
+class FusedMlp:
+    """The forward pass of an MLP whose activation `gated_activation` computes."""
+
+    halves: Halves
+    activation: Activation
+    down: nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down(gated_activation(*self.halves(x), self.activation))
+        return result
 
 
 def _mlps(model: nn.Module) -> Iterator[tuple[nn.Module, Halves]]:
@@ -189,7 +221,7 @@ def _fuse_mlp(module: nn.Module, halves: Halves, samples: _Samples) -> bool:
     activation = _matching(*halves(x), theirs)
     if activation is None:
         return False
-    module.__dict__["forward"] = lambda x: down(gated_activation(*halves(x), activation))
+    module.__dict__["forward"] = FusedMlp(halves, activation, down)
     return True
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModel
 from .attention_windows import LayerProbe
 from .forward import run_model
-from .layer_subset import layer_list
+from .layer_list import layer_list
 
 
 class LayerFeatures:

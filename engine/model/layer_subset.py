@@ -16,6 +16,7 @@ from ..layer_numbers import parse_layers
 from .attention_windows import LayerProbe
 from .base_model import BaseModel
 from .forward import run_model
+from .layer_list import layer_list
 
 EARLY_EXIT = "early_exit"
 """The proposer that keeps the first layers, by its name in `EngineConfig.speculation`."""
@@ -51,13 +52,16 @@ class LayerSubset:
     @contextmanager
     def only(self) -> Iterator[None]:
         """The model's forwards inside compute these layers alone."""
+        replaced = [layer.__dict__.get("forward") for layer, _ in self._left_out]
         for layer, passing in self._left_out:
             layer.__dict__["forward"] = passing
         try:
             yield
         finally:
-            for layer, _ in self._left_out:
+            for (layer, _), forward in zip(self._left_out, replaced, strict=True):
                 del layer.__dict__["forward"]
+                if forward is not None:
+                    layer.__dict__["forward"] = forward
 
     def _widths(self, model: nn.Module, layers: nn.ModuleList) -> list[int | None]:
         """The values in each layer's result; None: it is the hidden states themselves."""
@@ -84,14 +88,6 @@ class LayerSubset:
 def _pass(width: int | None, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
     """The result of a layer that does nothing."""
     return hidden_states if width is None else (hidden_states, *[None] * (width - 1))
-
-
-def layer_list(model: nn.Module, config: Any) -> tuple[str, nn.ModuleList] | None:
-    """The decoder's layers and their path: the outermost list of that length; None without one."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:
-            return path, module
-    return None
 
 
 def drafting_layers(config: EngineConfig, num_layers: int) -> dict[str, Sequence[int]]:

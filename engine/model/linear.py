@@ -53,15 +53,15 @@ class LinearAdapters:
         self._in_features = projection.in_features
         self._slice_outs = outs
         self._weights = weights
-        self._arena = arena
+        self.arena = arena
         self._columns = [slice(*ends) for ends in pairwise(accumulate(outs, initial=0))]
-        self._lora = LoraProjection(slice_range.start, projection.in_features, outs)
+        self.lora = LoraProjection(slice_range.start, projection.in_features, outs)
         self._auxiliary = HeldAuxiliary(arena, slice_range)
 
     def begin(self, x: Tensor, batch: LoraBatch) -> Tensor:
         """Start, on the batch's side stream, the part that does not need the base's result; returns
         the argument for `add`."""
-        return self._lora.begin(x, self._arena, batch)
+        return self.lora.begin(x, self.arena, batch)
 
     def add(
         self, x: Tensor, y: Tensor, batch: LoraBatch, lora_hidden: Tensor | None = None
@@ -71,7 +71,7 @@ class LinearAdapters:
             self._change(x, y, segment, with_vectors=not batch.launches_vectors)
         if batch.launches_vectors:
             self._apply_vectors(y, batch)
-        self._lora.add(x, y, self._arena, batch, lora_hidden)
+        self.lora.add(x, y, self.arena, batch, lora_hidden)
 
     def added_logits(self, x: Tensor, vocab_size: int, batch: LoraBatch, num_added: int) -> Tensor:
         """Of an output head: the logits `[n, num_added]` of the tokens that adapters add to the
@@ -89,7 +89,7 @@ class LinearAdapters:
         """How a row's adapter changes the projection's only slice, if it does."""
         (out_features,) = self._slice_outs
         matrices = slice_matrices(
-            self._arena,
+            self.arena,
             row,
             self._first_slice,
             in_features=self._in_features,
@@ -112,7 +112,7 @@ class LinearAdapters:
     def _apply_vectors(self, y: Tensor, batch: LoraBatch) -> None:
         apply_vectors(
             y,
-            self._arena,
+            self.arena,
             batch.token_rows,
             self._weights.bias,
             first_slice=self._first_slice,

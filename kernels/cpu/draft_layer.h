@@ -7,19 +7,9 @@
 
 #include "attention.h"
 #include "gated_activation.h"
-#include "quantized_linear.h"
+#include "matrix.h"
 #include "rms_norm.h"
 #include "rotary.h"
-
-// What the codes of a weight are.
-enum MatrixForm : long { FLOAT_PANELS, BFLOAT_PANELS, INT8_PANELS };
-
-// A linear layer without a bias.
-struct Matrix {
-    const void *weight;  // as linear_float32, linear_bfloat16 or quantized_linear_int8 take it
-    const void *scales;  // of INT8_PANELS
-    long form, scale_kind, in_features, out_features, group;
-};
 
 struct DraftLayer {
     Matrix qkv, o, gate_up, down, output_head;
@@ -38,17 +28,6 @@ struct DraftPass {
     float *states;  // [num_kept, size]
     float *logits;  // [num_kept, draft vocabulary]
 };
-
-inline void multiply(const Matrix &matrix, const float *x, float *y, long num_rows, long num_threads) {
-    const long in_features = matrix.in_features, out_features = matrix.out_features;
-    if (matrix.form == FLOAT_PANELS)
-        linear_float32(x, static_cast<const float *>(matrix.weight), nullptr, y, num_rows, in_features, out_features, num_threads);
-    else if (matrix.form == BFLOAT_PANELS)
-        linear_bfloat16(x, static_cast<const bf16 *>(matrix.weight), nullptr, y, num_rows, in_features, out_features, num_threads);
-    else
-        quantized_linear_int8(x, static_cast<const Word *>(matrix.weight), matrix.scales, matrix.scale_kind, nullptr, NONE,
-                              nullptr, nullptr, y, num_rows, in_features, out_features, matrix.group, num_threads);
-}
 
 // y += x, of so many numbers.
 inline void add(const float *x, float *y, long size) {

@@ -23,7 +23,7 @@ from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model import base_model, fused_layers, fused_rotary
 from loraplex.engine.model.agreement import agree
 from loraplex.engine.model.base_model import BaseModel, load_base_model
-from loraplex.engine.model.fused_layers import FusedLayers, Share
+from loraplex.engine.model.fused_layers import NO_LAYERS, FusedLayers, Share
 from loraplex.kernels.rms_norm import NormForm, plain_rms_norm, rms_norm
 from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.engine import LocalEngine
@@ -52,6 +52,11 @@ def load(path: Path, **settings: Any) -> BaseModel:
     return load_base_model(EngineConfig(str(path), device="cpu", **settings))
 
 
+def fused_parts(base: BaseModel) -> FusedLayers | None:
+    """What is fused, but for whole layers, of which `test_decoder_layers` tells."""
+    return base.fused and replace(base.fused, layers=NO_LAYERS)
+
+
 def dense_logits(path: Path, tokens: list[int]) -> Tensor:
     dense = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
     with torch.inference_mode():
@@ -64,16 +69,18 @@ def test_bases_on_the_cpu_are_fused_where_its_library_is(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_model, "fuses_layers", fused_layers.fuses_layers)
-    assert load(llama).fused == LLAMA
+    assert fused_parts(load(llama)) == LLAMA
     remove_cpu_library(monkeypatch)
     assert load(llama).fused is None
     assert fused_layers.fuses_layers(torch.device("cuda"))
 
 
+@needs_cpu_library
 def test_the_memory_plan_of_a_fused_base_says_so(llama: Path, tmp_path: Path) -> None:
     engine = LocalEngine(llama, tmp_path, dtype="float32")
     assert engine.core.info.memory_plan[-1] == (
-        "fused: 5 of 5 RMS norms, 2 of 2 gated activations, 2 of 2 rotary embeddings"
+        "fused: 5 of 5 RMS norms, 2 of 2 gated activations, 2 of 2 rotary embeddings, "
+        "2 of 2 decoder layers"
     )
 
 
@@ -83,7 +90,7 @@ def test_every_layer_of_a_llama_is_fused(llama: Path, settings: dict[str, str]) 
         base = load(llama, quantization=Quantization(settings["quantization"]))
     else:
         base = load(llama, **settings)
-    assert base.fused == LLAMA
+    assert fused_parts(base) == LLAMA
 
 
 def test_only_a_served_model_s_steps_use_the_replacements(
@@ -188,10 +195,10 @@ def test_a_replacement_that_rounds_elsewhere_is_refused(
         if "norm" in name:  # all ones, which leave nothing to round
             weight.uniform_(0.5, 1.5)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    assert load(path, dtype="bfloat16").fused == LLAMA
+    assert fused_parts(load(path, dtype="bfloat16")) == LLAMA
     monkeypatch.setattr(fused_layers, "rms_norm", rounded_last)
-    assert load(path, dtype="bfloat16").fused == replace(LLAMA, norms=Share(0, 5))
-    assert load(path).fused == LLAMA, "in fp32 there is one rounding"
+    assert fused_parts(load(path, dtype="bfloat16")) == replace(LLAMA, norms=Share(0, 5))
+    assert fused_parts(load(path)) == LLAMA, "in fp32 there is one rounding"
 
 
 def test_a_norm_of_another_dtype_is_computed_by_its_own_code(llama: Path) -> None:

@@ -27,7 +27,7 @@ from loraplex.kernels.lora_batch import LoraBatchBuilder
 from loraplex.kernels.quantize import WeightFormat
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.feature_blocks import write_peft_block
-from support.paged import paged_logits
+from support.paged import BLOCK_SIZE, paged_logits
 from support.quantized import rounded_weight
 from support.quantized_checkpoints import Format, write_checkpoint
 
@@ -82,12 +82,18 @@ class World:
         self.arena.free(placement)
 
     def serve(
-        self, sequences: Sequence[Sequence[int]], *, with_adapters: bool = True
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        with_adapters: bool = True,
+        block_size: int = BLOCK_SIZE,
     ) -> list[Tensor]:
         """Logits of a base row, one row of each adapter, and another base row."""
         builder = LoraBatchBuilder(self.arena, self.base.device) if with_adapters else None
         adapters = [(-1, 0), *self.rows, (-1, 0)]
-        return paged_logits(self.base, sequences, builder=builder, adapters=adapters)
+        return paged_logits(
+            self.base, sequences, builder=builder, adapters=adapters, block_size=block_size
+        )
 
     def sequences(self) -> list[list[int]]:
         generator = torch.Generator().manual_seed(3)

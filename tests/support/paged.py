@@ -38,6 +38,7 @@ def paged_logits(
     seed: int = 0,
     builder: LoraBatchBuilder | None = None,
     adapters: Sequence[tuple[int, int]] | None = None,
+    block_size: int = BLOCK_SIZE,
 ) -> list[Tensor]:
     """fp32 logits of every position of every sequence, all served in one mixed batch.
 
@@ -45,13 +46,13 @@ def paged_logits(
     sequence's (row, generation), (-1, 0) for the base; `builder` turns them into the step's batch.
     """
     rng = random.Random(seed)
-    num_blocks = [-(-len(tokens) // BLOCK_SIZE) for tokens in sequences]
+    num_blocks = [-(-len(tokens) // block_size) for tokens in sequences]
     scattered = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
     tables = [block_table([scattered.pop() for _ in range(count)]) for count in num_blocks]
     cache = KvCache(
         simple_groups(base.kv_shapes, 1 + sum(num_blocks)),
         base.kv_shapes,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         kv_format=base.kv_format,
         device=base.device,
     )
@@ -76,7 +77,7 @@ def paged_logits(
             )
             for i in order
         ]
-        inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
+        inputs = make_inputs(chunks, groups=cache.groups, block_size=block_size, device=base.device)
         step = StepAdapters()
         if builder:
             runs = [AdapterRun(counts[i], *rows[i]) for i in order]

@@ -1,0 +1,191 @@
+"""Decoder layers in one call of the CPU's library: they give the bits of the layers' own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama import modeling_llama
+
+from loraplex.engine.config import EngineConfig, Quantization
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.decoder_layers import OneCallLayer
+from loraplex.engine.model.fused_layers import Share
+from loraplex.engine.model.layer_subset import EARLY_EXIT, LayerSubset
+from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear
+from loraplex.kernels.linear_cpu import PanelLinear
+from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
+from support.cpu_kernels import needs_cpu_library
+from support.families import SERVED, save_family
+from support.features import Feature, dense_logits, make_world
+from support.fused import own_rotary_afterwards
+from support.paged import paged_logits
+
+pytestmark = needs_cpu_library
+
+BLOCK_SIZE = 16
+"""The library's blocks are whole vectors; other tests have smaller ones, and layers' own code."""
+SEQUENCES = [list(range(1, 30)), list(range(40, 57)), [7, 8, 9]]
+IN_PANELS = {PanelLinear, BFloat16PanelLinear, QuantizedPanelLinear}
+"""Other forms, for processors that multiply bf16 or bytes in another way, are PyTorch's calls."""
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.fixture(autouse=True)
+def _own_rotary() -> Iterator[None]:
+    with own_rotary_afterwards():
+        yield
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family(tmp_path_factory.mktemp("llama"), *SERVED["llama"])
+
+
+def load(path: Path, **settings: Any) -> BaseModel:
+    return load_base_model(EngineConfig(str(path), device="cpu", **settings))
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
+    """The calls of layers that were one call meanwhile, and of those that were not."""
+    counts = {True: 0, False: 0}
+    served = OneCallLayer.served
+
+    def counting(layer: OneCallLayer, *args: Any) -> Tensor | None:
+        result = served(layer, *args)
+        counts[result is not None] += 1
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OneCallLayer, "served", counting)
+        yield counts
+
+
+@contextmanager
+def own_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Meanwhile every layer has its own code."""
+    with monkeypatch.context() as patch:
+        patch.setattr(OneCallLayer, "served", lambda *_: None)
+        yield
+
+
+def serve(base: BaseModel) -> list[Tensor]:
+    return paged_logits(base, SEQUENCES, block_size=BLOCK_SIZE)
+
+
+def are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {}),
+        ("llama", {"dtype": "bfloat16"}),
+        ("llama", {"quantization": Quantization.INT8}),
+        ("qwen2", {"dtype": "bfloat16"}),
+        ("qwen3", {"dtype": "bfloat16"}),
+        ("gemma3-window", {}),
+        ("gemma2-softcap-window", {}),
+        ("phi3-fused", {}),
+    ],
+    ids=str,
+)
+def test_steps_of_few_tokens_have_the_bits_of_the_layers_own_code(
+    family: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = load(save_family(tmp_path, *SERVED[family]), **settings)
+    with counted(monkeypatch) as counts:
+        ours = serve(base)
+    assert base.fused is not None
+    linears = {type(projection.linear) for projection in base.projections}
+    num_layers = base.config.num_hidden_layers if linears <= IN_PANELS else 0
+    assert base.fused.layers == Share(num_layers, base.config.num_hidden_layers)
+    assert (counts[True] > 0) == (num_layers > 0)
+    with own_layers(monkeypatch):
+        assert are_equal(ours, serve(base))
+
+
+def test_every_layer_of_a_llama_in_fp32_is_one_call(llama: Path) -> None:
+    fused = load(llama).fused
+    assert fused is not None
+    assert fused.layers == Share(2, 2)
+    assert str(fused).endswith("2 of 2 decoder layers")
+
+
+def test_rows_of_many_adapters_equal_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features: list[Feature] = [
+        {"target_modules": LINEAR},
+        {"target_modules": ["k_proj", "down_proj"], "r": 3},
+        {"target_modules": ["o_proj"], "r": 33},
+    ]
+    world = make_world(tmp_path, "llama", features)
+    sequences = world.sequences()
+    with counted(monkeypatch) as counts:
+        logits = world.serve(sequences, block_size=BLOCK_SIZE)
+    assert counts[True]
+    for model, tokens, ours in zip(world.tuned, sequences[1:-1], logits[1:-1], strict=True):
+        assert (ours - dense_logits(model, tokens)).abs().max() < 1e-4
+    with own_layers(monkeypatch):
+        assert are_equal(logits, world.serve(sequences, block_size=BLOCK_SIZE))
+
+
+def test_a_step_with_an_adapter_that_is_more_than_lora_has_the_layers_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(tmp_path, "llama", [{"target_modules": LINEAR, "use_dora": True}])
+    sequences = world.sequences()
+    with counted(monkeypatch) as counts:
+        (_, ours, _) = world.serve(sequences, block_size=BLOCK_SIZE)
+    assert counts[False]
+    assert (ours - dense_logits(world.tuned[0], sequences[1])).abs().max() < 1e-4
+
+
+def scaled_residual(self: Any, hidden_states: Tensor, **others: Any) -> Tensor:
+    result: Tensor = own_forward(self, hidden_states, **others)
+    return result + 1e-4 * hidden_states
+
+
+own_forward = modeling_llama.LlamaDecoderLayer.forward
+
+
+def tuple_forward(self: Any, hidden_states: Tensor, **others: Any) -> Any:
+    return (own_forward(self, hidden_states, **others),)[0].clone().view_as(hidden_states)
+
+
+@pytest.mark.parametrize(("forward", "num_fused"), [(scaled_residual, 0), (tuple_forward, 2)])
+def test_a_layer_that_computes_something_else_keeps_its_own_code(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, forward: Callable[..., Any], num_fused: int
+) -> None:
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", forward)
+    fused = load(llama).fused
+    assert fused is not None
+    assert fused.layers == Share(num_fused, 2)
+
+
+def test_layers_that_are_left_out_for_drafts_are_one_call_again_afterwards(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = load(llama)
+    expected = serve(base)
+    subset = LayerSubset(EARLY_EXIT, base.model, base.config, range(1))
+    with subset.only():
+        assert not are_equal(serve(base), expected)
+    with counted(monkeypatch) as counts:
+        assert are_equal(serve(base), expected)
+    assert counts[True]
+
+
+def test_a_quantized_cache_keeps_the_layers_own_code(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = load(llama, kv_dtype="int8")
+    with counted(monkeypatch) as counts:
+        serve(base)
+    assert not counts[True]
