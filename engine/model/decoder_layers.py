@@ -132,9 +132,9 @@ class OneCallLayer:
         return None if result is None else result[None]
 
     def _adapters(self) -> list[LinearAdapters]:
-        """Empty before an arena is attached."""
-        found = [projection.adapters for projection in self._projections]
-        return [each for each in found if each is not None]
+        """Of each projection; empty before an arena is attached to all."""
+        found = [each.adapters for each in self._projections if each.adapters is not None]
+        return found if len(found) == len(self._projections) else []
 
     def _multiplies_own(self) -> bool:
         """Whether the projections have the layer's weights: those of a base's drafts differ."""
