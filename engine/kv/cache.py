@@ -123,7 +123,7 @@ class KvCache:
         """By layer: the window, and how many first positions its queries see beside it. It is the
         model's own, or the operator's for a layer that sees all."""
         for group in groups:
-            if group.window is not None:
+            if group.window is not None and not group.holds_states:
                 for layer in group.layers:
                     self.windows[layer] = group.window, group.sinks
         self._device = device
