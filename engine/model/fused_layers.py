@@ -1,4 +1,4 @@
-"""Computes a model's norms, rotary embeddings and gated activations on CUDA with a kernel each.
+"""Computes a model's norms, rotary embeddings and gated activations with a kernel each.
 
 transformers computes each of them with several elementary calls, and differently from family to
 family. As in `admission`, no list of names decides: a layer is replaced if the replacement gives
@@ -67,11 +67,7 @@ class FusedLayers:
 
 
 def fuses_layers(device: torch.device) -> bool:
-    """Whether bases on this device are fused.
-
-    On the CPU these layers take about a hundredth of a step, and fewer calls for them changed
-    nothing that could be measured (decision 44).
-    """
+    """Whether bases on this device are fused: on the CPU, where its library computes the layers."""
     return device.type == "cuda" or cpu_library.cpu_library().functions is not None
 
 
