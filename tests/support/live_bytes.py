@@ -43,7 +43,8 @@ def live_bytes(run: Callable[[], object]) -> int:
 
 
 def _is_here(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.device.type == "cpu"
+    """Whether it has a storage in host memory: weights in a layout of oneDNN have none."""
+    return isinstance(leaf, Tensor) and leaf.device.type == "cpu" and not leaf.is_mkldnn
 
 
 def _storage_of(tensor: Tensor) -> int:
