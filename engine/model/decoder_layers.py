@@ -2,8 +2,8 @@
 
 transformers computes it in some thirty calls, which take longer than their work when few rows
 decode. As in `fused_layers`, no list of names decides: a layer is replaced if the replacement gives
-the very bits of the layer's own code. Steps with prompt chunks, and with adapters that are more
-than LoRA, keep that code.
+the very bits of the layer's own code. Steps with adapters that are more than LoRA keep that code,
+and so do steps with prompt chunks where the library does not attend them.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _trial_inputs(
     generator = torch.Generator().manual_seed(0)
     contexts = contexts_of(model)
     weight = next(model.parameters())
-    most = MAX_GROUPED_ROWS + serves_chunks(weight.dtype)
+    has_chunks = serves_chunks(weight.dtype)
     chunks = [
         SequenceChunk(
             torch.randint(vocab_size, (count,), generator=generator).tolist(),
@@ -268,7 +268,7 @@ def _trial_inputs(
             rotary_start=contexts.start(start + count) if contexts else 0,
         )
         for sequence, (start, count) in enumerate(places)
-        if count <= most
+        if has_chunks or count <= MAX_GROUPED_ROWS
     ]
     return make_inputs(
         chunks, groups=cache.groups, block_size=TRIAL_BLOCK_SIZE, device=weight.device
