@@ -1,8 +1,9 @@
 """Confines the trainer before it reads a byte of a tenant's.
 
 The mechanisms are those of the intake child (`adapters/confinement.py`), with the limits that
-training needs: it starts threads, and takes as long as it takes. Everything happens before torch is
-imported, because Landlock and namespaces do not reach threads that run already.
+training needs: it starts threads, and takes as long as it takes. Everything but the limit of memory
+happens before torch is imported, because Landlock and namespaces do not reach threads that run
+already.
 """
 
 from __future__ import annotations
@@ -35,14 +36,21 @@ def confine_trainer(order: Open) -> Mapping[Mechanism, str]:
     if order.cpus:
         os.sched_setaffinity(0, order.cpus)  # torch then starts as many threads
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-    refusals = confine_to(
+    return confine_to(
         read=_inputs(order),
         write=(Path(order.checkpoint_folder), Path(order.result_folder)),
         device=order.device,
     )
+
+
+def limit_memory(order: Open) -> None:
+    """Let allocations above the order's limit fail.
+
+    Called once torch is imported: a library that finds no memory while it is loaded fails in ways
+    that do not tell so (`ImportError`, `SystemError`, an abort).
+    """
     if order.max_memory_bytes is not None:
         lower_limit(resource.RLIMIT_AS, order.max_memory_bytes)
-    return refusals
 
 
 def confine_to(

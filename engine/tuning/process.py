@@ -18,7 +18,7 @@ from typing import Never
 
 from ...adapters.json_frames import MessageRefused
 from ...adapters.logs import log_to_stderr
-from .confinement import confine_trainer
+from .confinement import confine_trainer, limit_memory
 from .connection import Connection
 from .errors import InsufficientTrainingMemory, InvalidTrainingData, TuningError
 from .messages import Failed, Open
@@ -62,6 +62,7 @@ def _train(connection: Connection) -> Failed | None:
         _set_temporary_folder(Path(order.checkpoint_folder) / SCRATCH_FOLDER)
         from .run import run  # not before the process is confined: it imports torch
 
+        limit_memory(order)
         run(order, connection)
     except MessageRefused:
         raise
