@@ -122,6 +122,7 @@ def test_a_composition_is_no_adapter_to_be_loaded_or_unloaded(composer: Caller) 
     assert answer.status_code == 404, answer.text
 
 
+@pytest.mark.slow
 def test_with_a_member_the_composition_ends(server: ServerUnderTest, adapters: list[Path]) -> None:
     caller = server.make_caller("leaver")
     for name, folder in zip(("bot", "polite"), adapters, strict=False):

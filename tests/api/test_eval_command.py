@@ -71,6 +71,7 @@ def num_batches(caller: Caller) -> int:
     return len(list(caller.openai.batches.list()))
 
 
+@pytest.mark.slow
 def test_a_better_version_is_compared_with_the_one_that_requests_get(
     evaluate: Command, owner: Caller, write: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def command(
     return lambda group: Command(monkeypatch, capsys, owner, group)
 
 
+@pytest.mark.slow
 def test_a_golden_set_is_set_evaluated_and_removed(
     command: Callable[..., Command], owner: Caller, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_regression_is_explained_and_can_be_overridden(owner: Caller) -> None:
     assert move(owner, 1).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_push_leaves_a_gated_alias_where_it_is(owner: Caller, adapters: list[Path]) -> None:
     put_set(owner, [{"id": "a", "prompt": "x", "expected": "y"}])
     owner.http.put(f"{ALIAS}/gate", json={"golden_set": "golden"})

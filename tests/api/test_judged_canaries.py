@@ -108,6 +108,7 @@ def preference(shared_owner: Caller) -> Preference:
     return find_preference(shared_owner)
 
 
+@pytest.mark.slow
 def test_the_canary_ends_whose_answers_the_judge_finds_worse(
     server: ServerUnderTest, owner: Caller, preference: Preference
 ) -> None:

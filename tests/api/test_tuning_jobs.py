@@ -17,6 +17,7 @@ from openai import (
     PermissionDeniedError,
     RateLimitError,
 )
+from openai.types.fine_tuning import FineTuningJob
 from sqlalchemy import select
 
 from loraplex.adapters.logs import LOG_VARIABLES
@@ -57,24 +58,35 @@ def spent_money(caller: Caller) -> Decimal:
     return Decimal(budget["spent"])
 
 
-def test_a_job_becomes_a_version_that_answers(server: ServerUnderTest, caller: Caller) -> None:
+@pytest.fixture(scope="module")
+def succeeded(server: ServerUnderTest) -> tuple[Caller, FineTuningJob]:
+    """A tenant, and the only job that it has trained."""
+    caller = server.make_caller("trained")
     client = caller.openai
-    job = create(client, num_epochs=2, metadata={"team": "support"})
+    job = create(client, num_epochs=2, validation_file=upload(client), metadata={"team": "support"})
     assert (job.status, job.fine_tuned_model, job.metadata) == ("queued", None, {"team": "support"})
-    job = ended(client, job.id)
+    return caller, ended(client, job.id)
+
+
+def test_a_job_becomes_a_version_that_answers(
+    server: ServerUnderTest, succeeded: tuple[Caller, FineTuningJob]
+) -> None:
+    caller, job = succeeded
     assert (job.status, job.error) == ("succeeded", None)
     assert job.fine_tuned_model == "bot@1"
     assert job.trained_tokens == num_tokens(num_epochs=2) == trained_tokens(server, caller)
     assert job.seed == 7
     assert job.finished_at
     assert job.created_at <= job.finished_at
-    answer = client.completions.create(model=job.fine_tuned_model, prompt="hi", max_tokens=2)
+    answer = caller.openai.completions.create(model="bot@1", prompt="hi", max_tokens=2)
     assert answer.choices[0].text is not None
     wait_for(lambda: not folder(server, job.id).exists())
 
 
-def test_the_version_tells_how_it_was_made(server: ServerUnderTest, caller: Caller) -> None:
-    job = ended(caller.openai, create(caller.openai).id)
+def test_the_version_tells_how_it_was_made(
+    server: ServerUnderTest, succeeded: tuple[Caller, FineTuningJob]
+) -> None:
+    caller, job = succeeded
     version = caller.http.get("/v1/adapters/bot/versions/1").json()
     database = server.database
     with database.transaction(caller.tenant_id, read_only=True) as session:
@@ -88,24 +100,25 @@ def test_the_version_tells_how_it_was_made(server: ServerUnderTest, caller: Call
         "base_id": version["base_id"],
         "parent": None,
         "training_sha256": sha256,
-        "validation_sha256": None,
+        "validation_sha256": sha256,
     }
     assert (recipe["method"], recipe["rank"], recipe["seed"]) == ("supervised", 16, 7)
     assert [each for each in actions if each.startswith("job.")] == ["job.create", "job.end"]
 
 
-def test_events_and_checkpoints_are_listed_the_newest_first(caller: Caller) -> None:
-    client = caller.openai
-    validation = upload(client)
-    job = ended(client, create(client, validation_file=validation).id)
+def test_events_and_checkpoints_are_listed_the_newest_first(
+    succeeded: tuple[Caller, FineTuningJob],
+) -> None:
+    client, job = succeeded[0].openai, succeeded[1]
     events = list(client.fine_tuning.jobs.list_events(job.id, limit=3))
     assert [each.id for each in events] == list(dict.fromkeys(each.id for each in events))
     assert events[-1].message == "The job was created."
     metrics = [each for each in events if each.type == "metrics"]
-    assert {each.data["step"] for each in metrics} == {1, 2, 3, 4, 5, 6}  # type: ignore[index]
-    (checkpoint,) = client.fine_tuning.jobs.checkpoints.list(job.id)
-    assert (checkpoint.step_number, checkpoint.fine_tuning_job_id) == (4, job.id)
-    assert checkpoint.metrics.train_loss == 0.25
+    assert {each.data["step"] for each in metrics} == set(range(1, 13))  # type: ignore[index]
+    newest, *older = client.fine_tuning.jobs.checkpoints.list(job.id)
+    assert (newest.step_number, newest.fine_tuning_job_id) == (12, job.id)
+    assert newest.metrics.train_loss == pytest.approx(1 / 12)
+    assert [each.step_number for each in older] == [8, 4]
     assert messages(client, job.id)[-1] == "The adapter is ready to be used: bot@1."
 
 

@@ -14,7 +14,7 @@ from loraplex.platform.adapters.canary_limits import CanaryLimits
 from loraplex.platform.adapters.canary_rule import FALSE_ALARMS, bound, compare
 from loraplex.platform.adapters.canary_sums import ArmSums, Observation
 
-NUM_RUNS = 1000
+NUM_RUNS = 300
 LOOKS = [100, 120, 150, 180, 220, 270, 330, 400, 480, 580, 700, 850, 1000]
 """At how many requests of the canary the rule looks."""
 MAIN_PER_CANARY = 3

@@ -731,8 +731,11 @@ def record_request(
 @pytest.mark.parametrize(
     ("holder", "is_first"),
     [
-        *((TENANT, True), (TENANT, False)),
-        *((user_holder("ada"), True), (key_holder("laptop"), False)),
+        *((TENANT, True), (key_holder("laptop"), False)),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((TENANT, False), (user_holder("ada"), True))
+        ),
     ],
 )
 def test_a_budget_is_exact_when_jobs_and_requests_spend_it_while_it_is_set(

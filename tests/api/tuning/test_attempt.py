@@ -29,6 +29,7 @@ from support.tuning_jobs import examples, num_tokens
 NUM_EXAMPLES = 40
 
 
+@pytest.mark.slow
 def test_steps_of_a_checkpoint_that_no_report_named_are_counted_before_the_next_one(
     database: Database, tiny_base: Path, tmp_path: Path
 ) -> None:

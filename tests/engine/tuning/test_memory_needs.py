@@ -15,7 +15,6 @@ from loraplex.engine.tuning.memory_needs import MIB
 from loraplex.engine.tuning.messages import Open, Ready
 from loraplex.engine.tuning.methods import Method
 from loraplex.engine.tuning.step_shapes import Shapes
-from support.marks import marked_slow
 from support.models import make_tiny_llama
 from support.tuning import chat_line, of_kind, open_order, recipe, train_here, write_lines
 
@@ -51,7 +50,8 @@ def order_of(base: Path, work: Path, method: Method = Method.SUPERVISED, **chang
     return open_order(base, lines, work, **{"recipe": settings, **changes})
 
 
-@pytest.mark.parametrize("method", marked_slow(Method, slow=(Method.SUPERVISED,)))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", list(Method))
 def test_the_estimate_is_more_than_what_is_measured_and_not_many_times_as_much(
     base: Path, tmp_path: Path, method: Method
 ) -> None:
