@@ -65,6 +65,7 @@ class Batches:
         self._services = RunServices(
             app, self._control_plane, self._metering, self.files, self._metrics
         )
+        self._control_plane.wake_after(("batch.create", "evaluation.ask"), self._looks.wake)
         self._looks.start()
 
     async def close(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -119,6 +120,7 @@ class ControlPlane:
         self.note_change: Callable[[str | None], None] = lambda tenant_id: None
         """The function set by `tell_of_changes`; also called for changes that other servers
         made."""
+        self._wakes: dict[str, list[Callable[[], None]]] = defaultdict(list)
 
     def tell_of_changes(self, tell: Callable[[str | None], None]) -> None:
         """Call `tell` with the tenant of each change, None for a change of the platform.
@@ -126,6 +128,14 @@ class ControlPlane:
         It is called in a thread, when the change is committed and before the response is sent.
         """
         self.note_change = tell
+
+    def wake_after(self, actions: Iterable[str], wake: Callable[[], None]) -> None:
+        """Call `wake` after each change of a tenant by this server with one of these actions.
+
+        It is called in a thread, when the change is committed.
+        """
+        for action in actions:
+            self._wakes[action].append(wake)
 
     async def read(self, tenant_id: str, query: Callable[[TenantSession], Result]) -> Result:
         """The query's result, on the tenant's rows. Raises a PlatformError."""
@@ -177,9 +187,14 @@ class ControlPlane:
                     if may_concern_keys(changed.event):
                         self._auth_cache.clear_tenant(tenant_id)
                     self.note_change(tenant_id)
+                    self._wake_after(changed.event)
             return changed.result
 
         return await self._run(tenant_id, run)
+
+    def _wake_after(self, event: Event | None) -> None:
+        for wake in self._wakes.get(event.action, ()) if event is not None else ():
+            wake()
 
     async def change_platform(
         self, origin: Origin, change: Callable[[PlatformSession], Changed[Result]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from structlog.stdlib import BoundLogger
 
@@ -13,7 +14,8 @@ from .background_loop import BackgroundLoop
 
 
 class Periodic(BackgroundLoop):
-    """Runs its work at an interval. A round that fails is logged, and the next one follows."""
+    """Runs its work at an interval, and when it is woken. A round that fails is logged, and the
+    next one follows."""
 
     def __init__(
         self,
@@ -42,13 +44,28 @@ class Periodic(BackgroundLoop):
         self._delayed_by = delayed_by
         self._at_once = at_once
         self._by_clock = by_clock
+        self._woken = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def wake(self) -> None:
+        """Begin the next round now, or when the present one is over. For any thread; without effect
+        before `start` and after `close`."""
+        if (loop := self._loop) is not None:
+            with suppress(RuntimeError):  # the event loop was closed meanwhile
+                loop.call_soon_threadsafe(self._woken.set)
 
     async def _repeat(self) -> None:
-        if self._at_once:
-            await self._do_round()
-        while True:
-            await asyncio.sleep(self._pause())
-            await self._do_round()
+        self._loop = asyncio.get_running_loop()
+        try:
+            if self._at_once:
+                await self._do_round()
+            while True:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), self._pause())
+                self._woken.clear()
+                await self._do_round()
+        finally:
+            self._loop = None
 
     async def _do_round(self) -> None:
         try:

@@ -66,6 +66,7 @@ class Evaluations:
         )
 
     def start(self) -> None:
+        self._control_plane.wake_after(("evaluation.start", "batch.end"), self._looks.wake)
         self._looks.start()
 
     async def close(self) -> None:

@@ -63,6 +63,7 @@ class Tuning:
         )
 
     def start(self) -> None:
+        self._services.control_plane.wake_after(("job.create", "job.resume"), self._looks.wake)
         self._looks.start()
         self._removals.start()
 

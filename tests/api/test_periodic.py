@@ -109,6 +109,51 @@ def test_the_first_round_waits_too_unless_it_is_to_come_at_once() -> None:
     asyncio.run(scenario())
 
 
+def test_a_round_begins_when_it_is_woken_and_once_for_all_wakes_of_the_round_before() -> None:
+    async def scenario() -> None:
+        work = Work()
+        loop = make_periodic(work, LONG)
+        loop.wake()  # not started: without effect
+        loop.start()
+        await asyncio.sleep(0.02)
+        assert work.num_rounds == 0
+        await asyncio.to_thread(loop.wake)
+        await work.rounds(1)
+        for _ in range(3):
+            loop.wake()
+        await work.rounds(2)
+        await asyncio.sleep(0.02)
+        assert work.num_rounds == 2
+        await loop.close()
+        loop.wake()
+        await asyncio.sleep(0.02)
+        assert work.num_rounds == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_wake_during_a_round_is_not_lost() -> None:
+    async def scenario() -> None:
+        num_rounds = 0
+
+        async def wake_once() -> None:
+            nonlocal num_rounds
+            num_rounds += 1
+            if num_rounds == 1:
+                loop.wake()
+
+        loop = make_periodic(wake_once, LONG, at_once=True)
+        loop.start()
+        async with asyncio.timeout(10):
+            while num_rounds < 2:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        assert num_rounds == 2
+        await loop.close()
+
+    asyncio.run(scenario())
+
+
 def test_rounds_by_the_clock_begin_at_multiples_of_the_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
