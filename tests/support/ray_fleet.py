@@ -172,6 +172,11 @@ class RayFleet:
             found.add(pid)
         return found
 
+    def kill_node_of(self, pid: int) -> None:
+        """Kill the raylet of this process, and with it all workers of the node."""
+        (raylet,) = self.nodes_of(pid)
+        os.kill(raylet, signal.SIGKILL)
+
     def controller_pid(self) -> int | None:
         """The controller's process; None while there is none."""
         raylets = set(self._pids("raylet", str(self.folder)))
@@ -199,13 +204,21 @@ class RayFleet:
 
 @contextmanager
 def running_ray(
-    *, num_cpus: int = 3, num_ranks: int = 1, num_stages: int = 1
+    *,
+    num_cpus: int = 3,
+    head_cpus: int | None = None,
+    num_nodes: int | None = None,
+    num_ranks: int = 1,
+    num_stages: int = 1,
 ) -> Iterator[RayFleet]:
     """Ray on this machine with an empty database, until the block is left.
 
-    `num_cpus`: of each node; there is one for each stage. `num_ranks`: processes of each of the
+    `num_cpus`: of each node, and of the head unless `head_cpus` is given. `num_nodes`: the head
+    among them; by default there is one for each stage. `num_ranks`: processes of each of the
     `num_stages` of a replica.
     """
+    head_cpus = num_cpus if head_cpus is None else head_cpus
+    num_nodes = num_stages if num_nodes is None else num_nodes
     folder = Path(tempfile.mkdtemp(prefix="lp-"))  # Ray's sockets need a short path
     try:
         _write_certificates(folder)
@@ -218,13 +231,13 @@ def running_ray(
         port = free_port()
         try:
             subprocess.run(
-                _start_command(folder, port, num_cpus),
+                _start_command(folder, port, head_cpus),
                 env=child_environment(**environment),
                 stdout=subprocess.DEVNULL,
                 timeout=COMMAND_SECONDS,
                 check=True,
             )
-            for _ in range(1, num_stages):
+            for _ in range(1, num_nodes):
                 subprocess.run(
                     _join_command(f"{HOST}:{port}", num_cpus),
                     env=child_environment(**environment),

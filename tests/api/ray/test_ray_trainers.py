@@ -154,6 +154,38 @@ def test_a_lost_actor_costs_the_steps_since_the_last_checkpoint_which_count_once
 
 
 @pytest.mark.slow
+def test_the_trainer_of_a_lost_node_goes_on_at_another_one(
+    database: Database, tiny_base: Path, tmp_path: Path
+) -> None:
+    with running_ray(num_cpus=NUM_CPUS, head_cpus=0, num_nodes=3) as cluster:
+        server = Server(cluster, database, tiny_base, tmp_path)
+        attempt = server.attempt()
+        node: set[int] = set()
+
+        def lose_node() -> None:
+            (pid,) = server.pids()
+            node.update(cluster.nodes_of(pid))
+            cluster.kill_node_of(pid)
+
+        assert asyncio.run(run_until(attempt, lambda: attempt.job.step >= 10, lose_node)) is None
+        newest = max(server.work.checkpoints.glob("step-*"), key=step_of)
+        assert step_of(newest) >= 8
+        wait_for(lambda: not server.pids())
+        server.job = attempt.job
+        resumed = server.attempt()
+
+        def note_node() -> None:
+            node.update(cluster.nodes_of(*server.pids()))
+
+        last_word = asyncio.run(run_until(resumed, lambda: bool(server.pids()), note_node))
+        assert isinstance(last_word, Finished)
+        assert len(node) == 2
+        done = (resumed.job.step, resumed.job.num_tokens)
+        assert done == (NUM_EXAMPLES, num_tokens(NUM_EXAMPLES))
+        server.close()
+
+
+@pytest.mark.slow
 def test_checkpoints_that_come_faster_than_they_are_copied_may_be_left_out(server: Server) -> None:
     server.work.training_file.write_bytes(examples(num=NUM_EXAMPLES))
     attempt = server.attempt()
