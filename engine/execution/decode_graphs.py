@@ -257,14 +257,13 @@ class DecodeGraphs:
         """
         adapter_rows = adapter_rows or [BASE_ROW] * len(chunks)
         num_rows = num_tokens_of(chunks)
-        tokens, rows = chunks, adapter_rows
+        rows = adapter_rows
         if num_rows > len(chunks):
-            tokens = [token for chunk in chunks for token in chunk.tokens()]
             rows = list(chain.from_iterable(map(_token_rows, chunks, rows)))
         shape = self._shape(num_rows, needs)
         if shape is None or (shape in self._replays and self._replays[shape] is None):
             return None
-        self._inputs.fill(tokens, rows, num_rows=shape.num_rows, pending=pending)
+        self._inputs.fill(chunks, rows, num_rows=shape.num_rows, pending=pending)
         replay = self._replay_of(shape)
         if replay is None:
             return None
