@@ -4,9 +4,9 @@ A step of few tokens runs the same kernels for any sequences and adapters; only 
 tensors that the kernels read differ. It is captured once for each number of rows in a ladder of
 sizes, without LoRA and with LoRA for each class of ranks, the latter also with vectors and with
 LoRA on experts, and then replayed; smaller steps are padded. Each row attends separately, so draft
-tokens and prompts with few remaining tokens are handled like decodes: the keys and values of all
-rows are written before any is read. Steps that no graph supports run eagerly, with the same
-results.
+tokens, in trees too, and prompts with few remaining tokens are handled like decodes: the keys and
+values of all rows are written before any is read. Steps that no graph supports run eagerly, with
+the same results.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ def decode_layout(
         max_rows(config),
         max_model_len,
         has_rotary_rows=base.rotary_contexts.has_tables,
+        has_trees=config.drafts_trees,
     )
 
 
@@ -238,8 +239,6 @@ class DecodeGraphs:
             return False
         if num_rows == len(chunks):
             return True
-        if any(chunk.tree is not None for chunk in chunks):
-            return False
         return sum(map(_num_prompt_reads, chunks)) <= MAX_PROMPT_READS
 
     def run(

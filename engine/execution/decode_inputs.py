@@ -223,10 +223,12 @@ class DecodeInputs:
         if self._copied is not None:
             self._copied.synchronize()  # the last copy may still be reading
         decodes = DecodeChunks.of(chunks).padded(self._padding, num_rows)
-        places = np.array(decodes.starts) - np.array(decodes.num_evicted)
+        starts, num_hidden = np.array(decodes.starts), decodes.num_hidden
+        places = starts - np.array(decodes.num_evicted)
         num_padded = num_rows - len(adapter_rows)
-        self._fill_rows(decodes, places, [*adapter_rows, *[BASE_ROW] * num_padded])
-        end, queries = self._layout.tables_start, places - decodes.num_hidden
+        adapter_rows = [*adapter_rows, *[BASE_ROW] * num_padded]
+        self._fill_rows(decodes, starts - num_hidden, places, adapter_rows)
+        end, queries = self._layout.tables_start, places - num_hidden
         for index, tables in enumerate(self._tables):
             block_tables = [of_groups[index] for of_groups in decodes.tables]
             end = tables.fill(self._words, end, block_tables, places, queries)
@@ -245,10 +247,13 @@ class DecodeInputs:
             tables.take(self._device)
 
     def _fill_rows(
-        self, chunks: DecodeChunks, places: Integers, adapter_rows: Sequence[int]
+        self,
+        chunks: DecodeChunks,
+        positions: Integers,
+        places: Integers,
+        adapter_rows: Sequence[int],
     ) -> None:
         words, layout, num_rows = self._words, self._layout, len(chunks)
-        positions = np.array(chunks.starts) - chunks.num_hidden
         words[:num_rows] = chunks.token_ids
         words[layout.row_words :][:num_rows] = positions
         words[layout.places_start :][:num_rows] = places

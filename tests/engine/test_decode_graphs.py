@@ -30,18 +30,25 @@ from loraplex.engine.model.inputs import make_inputs
 from loraplex.engine.speculation import draft_model
 from support import length_ropes
 from support.engine import LocalEngine
-from support.families import FOUR_LAYERS, SERVED, save_family
+from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
 from support.greedy import assert_greedy
 from support.length_ropes import BORDER, LONGEST
 from support.models import ALL_LINEAR_TARGETS, make_adapter
 from support.peft_features import make_adapter as make_feature_adapter
 from support.peft_features import save_base
 from support.plain_tiles import add_tiles
-from support.speculation import ScriptedProposer, scripted
+from support.speculation import ScriptedProposer, ScriptedTreeProposer, scripted
 from support.tuned import make_tuned
 
 RANKS = (1, 4, 24, 3)
 PROMPTS = [[7 * row + column for column in range(3 + 5 * row)] for row in range(6)]
+LORA: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral-window": {"target_modules": ["q_proj", "v_proj"]},
+    "llama4-chunks": {"target_modules": ["q_proj", "v_proj"]},
+    "bloom-slopes": {"target_modules": ["query_key_value", "dense"]},
+    "deepseek_v2-mla": {"target_modules": ["q_proj", "o_proj"]},
+}
 WINDOWS = {"attention_window": 8, "attention_sinks": 2}
 
 
@@ -300,6 +307,59 @@ def test_drafts_are_verified_and_short_prompts_computed_by_replays(
     stats = engines.replayed.core.stats()
     assert stats.speculation_totals[0].num_accepted_tokens > 0
     assert stats.num_graph_steps == stats.num_steps
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("llama", {"kv_cache_bytes": 18 * 4 * 512, **WINDOWS}),
+        pytest.param("llama", {}, marks=pytest.mark.slow),
+        pytest.param("mistral-window", {}, marks=pytest.mark.slow),
+        pytest.param("llama", {"kv_dtype": "int8", **WINDOWS}, marks=pytest.mark.slow),
+        pytest.param("llama4-chunks", {}, marks=pytest.mark.slow),
+        pytest.param("bloom-slopes", {}, marks=pytest.mark.slow),
+        pytest.param("deepseek_v2-mla", {}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_trees_are_verified_by_replays_beside_plain_rows_and_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, config: dict[str, object]
+) -> None:
+    model_type, differences = SERVED[family]
+    # A random model with tied embeddings repeats its last token, whatever its cache says.
+    untied = {**differences, "tie_word_embeddings": False}
+    base = save_family(tmp_path / "base", model_type, untied)
+    proposer = ScriptedTreeProposer({}, error=0.15, vocab_size=VOCAB_SIZE)
+    with scripted(proposer) as name:
+        engines = Engines(base, tmp_path, monkeypatch, speculation=(name,), **config)
+    key = engines.add_adapter(make_adapter(base, tmp_path / "adapter", seed=1, **LORA[family]))
+    plain, trees = SpeculationParams(num_tokens=0), SpeculationParams(num_tokens=6)
+    adapters, asked = [None, key, None, key, key], [trees, trees, plain, trees, plain]
+    expected = serve_each(engines.eager, adapters, [plain] * len(asked))
+    proposer.answers = {f"r{row}": tokens for row, tokens in enumerate(expected)}
+    assert serve_each(engines.replayed, adapters, asked) == expected
+    # Known prompts are found in the prefix cache.
+    proposer.answers = {f"r{row + len(asked)}": tokens for row, tokens in enumerate(expected)}
+    assert serve_each(engines.replayed, adapters, asked) == expected
+    stats = engines.replayed.core.stats()
+    assert stats.speculation_totals[0].num_accepted_tokens > 40
+    assert stats.num_graph_steps == stats.num_steps
+    assert stats.num_cached_tokens > 0
+    assert (stats.num_preemptions > 0) == ("kv_cache_bytes" in config)
+
+
+def serve_each(
+    engine: LocalEngine,
+    adapters: Sequence[AdapterKey | None],
+    asked: Sequence[SpeculationParams],
+) -> list[list[int]]:
+    """The tokens of a request with each of these adapters and its speculation."""
+    ids = [
+        engine.submit(PROMPTS[row], key, max_tokens=30, ignore_eos=True, speculation=speculation)
+        for row, (key, speculation) in enumerate(zip(adapters, asked, strict=True))
+    ]
+    engine.run()
+    return engine.tokens(ids)
 
 
 def test_a_draft_model_runs_in_graphs_of_its_own(
