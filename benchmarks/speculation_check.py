@@ -21,6 +21,7 @@ from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.acceptors import Acceptor, make_acceptor
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from support.chi_square import p_value
+from support.eagle import save_random_head
 from support.medusa import make_heads
 from support.models import make_adapter, make_tiny_llama
 from support.speculation import ScriptedProposer, ScriptedTreeProposer, scripted
@@ -92,6 +93,8 @@ def _configurations(base: Path) -> list[str]:
     heads = make_heads(config["hidden_size"], config["vocab_size"], num_heads=2)
     checkpoint = base.with_name("drafted-heads")
     save_heads(heads, checkpoint, base_id=compute_base_id(base))
+    head = base.with_name("drafted-head")
+    save_random_head(base, head)
     return [
         ScriptedProposer.name,
         ScriptedTreeProposer.name,
@@ -100,6 +103,8 @@ def _configurations(base: Path) -> list[str]:
         "early_exit:1",
         f"medusa:{checkpoint}",
         f"medusa_tree:{checkpoint}",
+        f"eagle:{head}",
+        f"eagle_tree:{head}",
     ]
 
 
