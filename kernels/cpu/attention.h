@@ -54,6 +54,9 @@ struct Branch {
     long place;
     unsigned long hidden;
 
+    // Whether keys before the place `end` may be hidden. Keys before the furthest hidden one lie at their positions.
+    bool reaches(long end) const { return hidden && end > place - (WORD_BITS - 1 - __builtin_clzl(hidden)); }
+
     long position() const { return place - __builtin_popcountl(hidden); }
 
     // The position of the key at a place; NEVER, if it is on another branch.
@@ -140,7 +143,7 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
         softmaxes[i] = layer.sinks ? Softmax{layer.sinks[head_of(i)], 1.0f} : Softmax{-INFINITE, 0.0f};
     }
     for (long row = 0; row < part.num_rows; row++) branches[row] = branch_of(group, first + row);
-    const long last = branches[part.num_rows - 1].place;
+    const long last = group.positions[first + part.num_rows - 1];
 
     for (long index = 0; index < group.max_blocks; index++) {
         const long at = part.sequence * group.max_blocks + index;
@@ -160,8 +163,8 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
                     return weigh(layer, scores + i * size, softmaxes[of_head + i], key_at, branch.position(),
                                  layer.slopes ? layer.slopes[head_of(of_head + i)] : 0.0f);
                 };
-                kept[i] = branch.hidden ? weigh_by([&](long j) { return branch.position_of(begin + j); })
-                                        : weigh_by([&](long j) { return begin + j; });
+                kept[i] = branch.reaches(begin + size) ? weigh_by([&](long j) { return branch.position_of(begin + j); })
+                                                       : weigh_by([&](long j) { return begin + j; });
             }
             const auto *v = values.block(id, part.first_kv_head + head, numbers);
             each_pair(per_head, [&](long i, auto num_rows) {

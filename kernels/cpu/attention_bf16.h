@@ -212,7 +212,7 @@ struct Row {
     // Of the unit whose first key is at the place `begin`.
     Seen seen(const AttentionLayer &layer, long begin) const {
         const Vector lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        if (branch.hidden && begin + UNIT_KEYS > branch.place - WORD_BITS) return seen_in_tree(layer, begin);
+        if (branch.reaches(begin + UNIT_KEYS)) return seen_in_tree(layer, begin);
         const long first = first_visible(layer, position) - begin, sinks = layer.num_sink_positions - begin;
         const __mmask16 is_near = ~first_keys(first) | first_keys(sinks);
         return {static_cast<__mmask16>(first_keys(position - begin + 1) & is_near), lanes + static_cast<float>(begin - position)};
@@ -408,7 +408,7 @@ inline void attend_part(const AttentionGroup &group, const LayerPages &pages, co
         rows[i] = {branch, position};
         nearest = first < nearest ? first : nearest;
     }
-    const long last = rows[per_head - 1].branch.place;
+    const long last = group.positions[first_row + part.num_rows - 1];
 
     const PartState state{layer, per_head, queries, sums, softmaxes, rows, slopes};
     each_span(group, layer.block_size, part.sequence, last, [&](const Span &span, const Span &next) {
