@@ -69,7 +69,7 @@ def check_attention(device: str) -> dict[str, Any]:
 
 def attention_cases() -> Iterator[tuple[str, AttentionCase]]:
     """Decodes, draft tokens, trees and chunks together, by what models and operators add to
-    them."""
+    them. Trees are attended in rows of captured steps too."""
     mixed = Sequences([(1, 1), (700, 1), (64, 1), (570, 4), (40, 9), (330, 130), (100, 100)])
     tree = Sequences([(640, 7), (12, 5), (30, 1), (9, 4)], [[-1, -1, 0, 0, 2], [-1, 0, 0]])
     plain = AttentionOptions(0.1)
@@ -128,9 +128,12 @@ def _error(case: AttentionCase, device: torch.device) -> float:
         options = replace(options, sinks=options.sinks.to(device))
     if options.slopes is not None:
         options = replace(options, slopes=options.slopes.to(device))
-    batch = case.batch(in_place=device.type == "cuda", device=device)
-    actual = paged_attention(case.q.to(device), keys, values, batch, options)
-    error = (actual.float().cpu() - case.expected()).abs().max().item()
+    q, expected = case.q.to(device), case.expected()
+    batches = [case.batch(in_place=device.type == "cuda", device=device)]
+    if any(chunk.tree is not None for chunk in case.chunks):
+        batches.append(case.captured(len(q), device=device))
+    found = [paged_attention(q, keys, values, batch, options) for batch in batches]
+    error = max((actual.float().cpu() - expected).abs().max().item() for actual in found)
     return error if error == error else float("inf")
 
 

@@ -77,7 +77,7 @@ PROPOSERS = (
 """The allowed names in `EngineConfig.speculation`."""
 COPYING_PROPOSERS = ("ngram", "suffix")
 """Those whose draft tokens are copied from texts of the adapter, whatever its vocabulary."""
-TREE_PROPOSERS = ("medusa_tree", "eagle_tree")
+TREE_PROPOSERS: tuple[str, ...] = ("medusa_tree", "eagle_tree")
 """Those whose drafts may have branches."""
 FEATURE_PROPOSERS = ("eagle", "eagle_tree", "mtp")
 """Those that read hidden states between the base's layers."""
@@ -273,6 +273,11 @@ class EngineConfig:
     def proposers(self) -> list[str]:
         """The names of the proposers."""
         return [entry.partition(":")[0] for entry in self.speculation]
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether a proposer may draft trees."""
+        return not set(TREE_PROPOSERS).isdisjoint(self.proposers)
 
     @property
     def adapter_host_bytes(self) -> int:

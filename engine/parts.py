@@ -324,14 +324,14 @@ def _open_speculation(
     if drafting:
         proposers.append(drafting)
     if loaded.eagle:
-        proposers.append(
-            loaded.eagle.open(
-                config,
-                tiers.arena,
-                num_blocks=plan.num_draft_blocks,
-                max_model_len=plan.max_model_len,
-            )
+        eagle = loaded.eagle.open(
+            config,
+            tiers.arena,
+            num_blocks=plan.num_draft_blocks,
+            max_model_len=plan.max_model_len,
         )
+        plan.lines.extend(eagle.capture())
+        proposers.append(eagle)
     return open_speculation(
         config,
         base=loaded.base,

@@ -13,8 +13,8 @@ Layers with a window read only the blocks that a query can see: their block tabl
 that have left the window and give the position at which each block begins.
 
 Draft tokens may form a tree, whose branches are alternative continuations. Such tokens occupy
-adjacent slots regardless of depth, so a token's slot does not determine its position, and no token
-attends to another branch.
+adjacent places regardless of depth. A word per token tells which of those before it are on other
+branches: it attends to none of them, and its position is lower than its place by their number.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ MAX_PIECE_TOKENS = 256
 """The queries of a prompt chunk that attend together. They skip the keys after the last of them,
 which halves the work on a long prompt."""
 
+WORD_BITS = 64
+"""Of `SequenceGroup.hidden`: the most draft tokens of a tree."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceGroup:
@@ -63,16 +66,16 @@ class SequenceGroup:
     rows: Tensor
     """int64 `[num_sequences, max_rows]`: the positions of the new tokens in the flat batch."""
     positions: Tensor
-    """int64 `[num_sequences, max_rows]`: those of the new tokens among the cached ones of their
-    sequences."""
+    """int64 `[num_sequences, max_rows]`: the places of the new tokens among the cached ones of
+    their sequences, in ascending order."""
     block_tables: Tensor
     """int64 `[num_sequences, max_blocks]`, padded with the null block."""
     block_positions: Tensor | None = None
     """int64 like `block_tables`: the position of each block's first token. None: the tables begin
     at position 0 and skip nothing."""
-    ancestors: Tensor | None = None
-    """bool `[num_sequences, max_rows, max_rows]`: which of its sequence's new tokens each one sees,
-    itself included. None: those of lower positions, which then are adjacent."""
+    hidden: Tensor | None = None
+    """int64 `[num_sequences, max_rows]`: bit j is set if the token j places before is on another
+    branch of a draft tree. None: there are no trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +319,7 @@ def _parts(group: SequenceGroup, block_bytes: int) -> Iterator[SequenceGroup]:
             group.positions[part],
             group.block_tables[part],
             None if group.block_positions is None else group.block_positions[part],
-            None if group.ancestors is None else group.ancestors[part],
+            None if group.hidden is None else group.hidden[part],
         )
 
 
@@ -338,12 +341,14 @@ def _attend_group(
     num_shared = num_heads // num_kv_heads
     queries = q.reshape(num_sequences, num_rows, num_kv_heads, num_shared, dim)
     positions = _key_positions(group.block_positions, keys.shape[2], block_size, q.device)
-    key_positions = positions[..., None, :]
-    if group.ancestors is not None:
-        key_positions = _positions_in_trees(positions, group.positions)[:, None]
-    visible = _visible(key_positions, group.positions[..., None], options)
-    if group.ancestors is not None:
-        visible &= _on_own_branch(positions, group.positions, group.ancestors)
+    key_positions, query_positions = positions[..., None, :], group.positions[..., None]
+    if group.hidden is not None:
+        back, hidden = query_positions - key_positions, group.hidden[..., None]
+        key_positions = key_positions - _num_hidden_before(back, hidden)
+        query_positions = query_positions - _num_set_bits(hidden)
+    visible = _visible(key_positions, query_positions, options)
+    if group.hidden is not None:
+        visible &= ~_is_hidden(back, hidden)
     if num_rows > 1:
         visible = visible.repeat(1, num_shared, 1)
 
@@ -353,7 +358,7 @@ def _attend_group(
     sinks = None if options.sinks is None else of_queries(options.sinks)
     bias = None
     if options.slopes is not None:
-        distances = key_positions - group.positions[..., None]
+        distances = key_positions - query_positions
         bias = of_queries(options.slopes) * distances.repeat(1, num_shared, 1)[:, None]
     out = _softmax_attention(
         queries.permute(0, 2, 3, 1, 4).flatten(2, 3),
@@ -365,26 +370,24 @@ def _attend_group(
     return out.flatten(2, 3)
 
 
-def _positions_in_trees(keys: Tensor, queries: Tensor) -> Tensor:
-    """int64 `[num_sequences, num_keys]`: the keys' positions, for the positions at which they lie
-    and those of the queries of a SequenceGroup."""
-    is_new, index = _new_tokens(keys, queries)
-    return torch.where(is_new, queries.gather(1, index), keys)
+def _is_hidden(back: Tensor, hidden: Tensor) -> Tensor:
+    """Which keys, so many places back from their queries, are on another branch; see
+    `SequenceGroup.hidden`."""
+    bits = hidden >> back.clamp(0, WORD_BITS - 1)
+    return (bits & 1).bool() & (back < WORD_BITS)
 
 
-def _on_own_branch(keys: Tensor, queries: Tensor, ancestors: Tensor) -> Tensor:
-    """bool `[num_sequences, max_rows, num_keys]`: which keys no other branch has."""
-    is_new, index = _new_tokens(keys, queries)
-    seen = ancestors.gather(2, index[:, None].expand(-1, queries.shape[1], -1))
-    return seen | ~is_new[:, None]
+def _num_hidden_before(back: Tensor, hidden: Tensor) -> Tensor:
+    """How many tokens before each of these keys are on another branch."""
+    return _num_set_bits(hidden & (-2 << back.clamp(0, WORD_BITS - 1)))
 
 
-def _new_tokens(keys: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Which keys are new tokens, and the number of each: from the first one on, a key's index
-    identifies the new token, not its position."""
-    index = keys.expand(len(queries), -1) - queries[:, :1]
-    num_rows = queries.shape[1]
-    return (index >= 0) & (index < num_rows), index.clamp(0, num_rows - 1)
+def _num_set_bits(words: Tensor) -> Tensor:
+    """int64, like the words: the sums of pairs of bits, of fours, of eights, and of all."""
+    words = words - (words >> 1 & 0x5555555555555555)
+    words = (words & 0x3333333333333333) + (words >> 2 & 0x3333333333333333)
+    words = words + (words >> 4) & 0x0F0F0F0F0F0F0F0F
+    return words * 0x0101010101010101 >> 56
 
 
 def _attend_chunk(

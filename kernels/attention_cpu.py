@@ -26,7 +26,7 @@ class _Group(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("rows", "positions", "tables")),
-        *((name, ctypes.c_void_p) for name in ("block_positions", "ancestors")),
+        *((name, ctypes.c_void_p) for name in ("block_positions", "hidden")),
         *((name, ctypes.c_int64) for name in ("num_sequences", "max_rows", "max_blocks")),
         ("num_threads", ctypes.c_int64),
     )
@@ -86,7 +86,7 @@ def task_of(group: SequenceGroup) -> ctypes.Structure:
     """What the library gets of a group, whose tensors must outlive it."""
     parts = (
         *(group.rows, group.positions, group.block_tables),
-        *(group.block_positions, group.ancestors),
+        *(group.block_positions, group.hidden),
     )
     given = [part for part in parts if part is not None]
     assert all(part.is_contiguous() for part in given), "the library reads them row by row"

@@ -45,7 +45,7 @@ def _cut_group(
 
     `written [num_tokens]`: the block that each new token of the step is written to.
     """
-    assert group.ancestors is None, "a tree's tokens are not in the order of their positions"
+    assert group.hidden is None, "a tree's tokens are not in the order of their positions"
     blocks_of_rows = group.positions // block_size
     nth = blocks_of_rows - blocks_of_rows[:, :1]
     for step in range(int(nth.max()) + 1):

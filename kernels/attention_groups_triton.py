@@ -48,7 +48,7 @@ def attend_group(
 
     q `[num_tokens, num_heads, dim]`, its last axis dense.
     """
-    assert group.ancestors is None, "a tree's tokens are not in the order of their positions"
+    assert group.hidden is None, "a tree's tokens are not in the order of their positions"
     num_sequences, num_rows = group.rows.shape
     num_heads, num_blocks = q.shape[1], group.block_tables.shape[1]
     shape = grouped_shape(num_rows, num_blocks, keys, values, num_heads=num_heads)

@@ -74,7 +74,7 @@ def attend_group(
         num_rows * num_heads // keys.num_heads,
         num_blocks * keys.block_size,
         has_sinks=options.num_sink_positions > 0,
-        is_tree=group.ancestors is not None,
+        is_tree=group.hidden is not None,
         dim=max(keys.dim, values.dim),
         dtype=q.dtype,
         is_latent=isinstance(values, KeyPrefix),
@@ -99,7 +99,7 @@ def attend_group(
         group.positions,
         group.block_tables,
         group.block_positions,
-        group.ancestors,
+        group.hidden,
         num_rows,
         num_blocks,
         q.stride(0),
@@ -135,6 +135,7 @@ def attention_shape(
     is_latent: whether all values are parts of keys, which many heads share then.
     """
     is_wide, is_exact = dim > 128, dtype.itemsize == 4  # fp32 is multiplied without tensor cores
+    is_tree &= num_queries > MIN_BLOCK  # with fewer, branches take no more registers than windows
     most_queries = MIN_BLOCK if is_exact else 32 if is_tree else 64
     block_queries = min(max(triton.next_power_of_2(num_queries), MIN_BLOCK), most_queries)
     block_keys = 32 if is_exact or is_tree else 64 if block_queries > 32 else 128
@@ -224,6 +225,15 @@ def first_visible(
     return first
 
 
+@triton.jit
+def num_set_bits(words: tl.tensor) -> tl.tensor:
+    """Of uint64: the sums of pairs of bits, of fours, of eights, and of all."""
+    words -= (words >> 1) & 0x5555555555555555
+    words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
+    words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return ((words * 0x0101010101010101) >> 56).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_blocks"])
 def attend_kernel(
     out_ptr: tl.tensor,  # [num_tokens, num_heads, VALUE_DIM], or fp32 [rows, heads, splits, ...]
@@ -239,7 +249,7 @@ def attend_kernel(
     positions_ptr: tl.tensor,
     tables_ptr: tl.tensor,  # int64 [sequences, num_blocks], block positions alike
     block_positions_ptr: tl.tensor,
-    ancestors_ptr: tl.tensor,  # bool [sequences, num_rows, num_rows]
+    hidden_ptr: tl.tensor,  # int64 [sequences, num_rows]
     num_rows: int,
     num_blocks: int,
     q_token_stride: int,
@@ -273,17 +283,18 @@ def attend_kernel(
     indices = queries // SHARED
     heads = kv_head * SHARED + queries % SHARED
     inside = indices < num_rows
-    places = sequence * num_rows + indices
-    rows = tl.load(rows_ptr + places, mask=inside, other=-1)
-    positions = tl.load(positions_ptr + places, mask=inside, other=-1).to(tl.int32)
+    entries = sequence * num_rows + indices
+    rows = tl.load(rows_ptr + entries, mask=inside, other=-1)
+    places = tl.load(positions_ptr + entries, mask=inside, other=-1).to(tl.int32)
+    positions = places
+    if hidden_ptr is not None:
+        hidden = tl.load(hidden_ptr + entries, mask=inside, other=0).to(tl.uint64, bitcast=True)
+        positions -= num_set_bits(hidden)
     tables_ptr += sequence.to(tl.int64) * num_blocks
-    first_new = tl.load(positions_ptr + sequence * num_rows).to(tl.int32)
-    last = tl.max(positions)
+    last = tl.max(places)
 
     # The part of the block table that is read: the sinks' blocks, then keys [first, end).
     end = last + 1
-    if ancestors_ptr is not None:
-        end = tl.where(last < 0, 0, tl.maximum(end, first_new + num_rows))
     end = tl.minimum(end, num_blocks * BLOCK_SIZE) if block_positions_ptr is None else end
     first = 0
     num_sink_keys = 0
@@ -352,7 +363,7 @@ def attend_kernel(
         and key_scales_ptr is None
         and WINDOW is None
         and block_positions_ptr is None
-        and ancestors_ptr is None
+        and hidden_ptr is None
         and slopes_ptr is None
     )
     num_full_tiles = 0
@@ -377,34 +388,29 @@ def attend_kernel(
             is_read = tl.full((BLOCK_KEYS,), True, dtype=tl.int1)
             if is_masked:
                 is_key = keys < limit
-                key_positions = keys
+                key_places = keys
                 if block_positions_ptr is not None:
                     begins = tl.load(begins_ptr + blocks, mask=is_key, other=0).to(tl.int32)
-                    key_positions = begins + keys % BLOCK_SIZE
-                if ancestors_ptr is not None:
-                    # From the first new token on, a key's index identifies the new token, not its
-                    # position.
-                    new = key_positions - first_new
-                    is_new = is_key & (new >= 0) & (new < num_rows)
-                    new_positions = tl.load(
-                        positions_ptr + sequence * num_rows + new, mask=is_new, other=0
-                    ).to(tl.int32)
-                    key_positions = tl.where(is_new, new_positions, key_positions)
-                visible = (key_positions[None, :] <= positions[:, None]) & is_key[None, :]
+                    key_places = begins + keys % BLOCK_SIZE
+                visible = (key_places[None, :] <= places[:, None]) & is_key[None, :]
+                key_positions = key_places[None, :]
+                is_sink = (key_places < SINK_POSITIONS)[None, :]
+                if hidden_ptr is not None:
+                    back = places[:, None] - key_positions
+                    bits = hidden[:, None] >> tl.minimum(tl.maximum(back, 0), 63).to(tl.uint64)
+                    bits = tl.where(back < 64, bits, 0)
+                    visible &= (bits & 1) == 0
+                    if WINDOW is not None or slopes_ptr is not None:
+                        key_positions -= num_set_bits(bits)
+                        is_sink = key_positions < SINK_POSITIONS
                 if WINDOW is not None:
                     from_position = first_visible(positions, WINDOW, IS_CHUNKED)
-                    near = key_positions[None, :] >= from_position[:, None]
-                    visible &= near | (key_positions < SINK_POSITIONS)[None, :]
-                if ancestors_ptr is not None:
-                    follows = tl.load(
-                        ancestors_ptr + places[:, None] * num_rows + new[None, :],
-                        mask=inside[:, None] & is_new[None, :],
-                        other=0,
-                    )
-                    visible &= (follows != 0) | (~is_new)[None, :]
+                    near = key_positions >= from_position[:, None]
+                    visible &= near | is_sink
+                if hidden_ptr is not None:
                     is_read = tl.max(visible.to(tl.int32), axis=0) > 0
                 else:
-                    is_read = is_key & (key_positions <= last)
+                    is_read = is_key & (key_places <= last)
             page = tl.load(tables_ptr + blocks, mask=is_read, other=0)
             slots = (page * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
             k = tl.load(
@@ -432,7 +438,7 @@ def attend_kernel(
                 capped = (1.0 - shrunk) / (1.0 + shrunk) * SOFTCAP
                 scores = tl.where(scores < 0, -capped, capped) * LOG2_E
             if slopes_ptr is not None:
-                distances = key_positions[None, :] - positions[:, None]
+                distances = key_positions - positions[:, None]
                 scores += slopes[:, None] * distances.to(tl.float32)
             if is_masked:
                 scores = tl.where(visible, scores, float("-inf"))
@@ -475,7 +481,7 @@ def attend_kernel(
         out_rows = rows * heads_of_all + heads
         is_stored = inside & (rows >= 0)
     else:
-        out_rows = (places.to(tl.int64) * heads_of_all + heads) * tl.num_programs(2) + split
+        out_rows = (entries.to(tl.int64) * heads_of_all + heads) * tl.num_programs(2) + split
         is_stored = inside
         log_total = tl.where(is_empty, float("-inf"), largest + tl.log2(total))
         tl.store(weights_ptr + out_rows, log_total, mask=is_stored)

@@ -451,6 +451,7 @@ def attention_cases(arch: str) -> Iterator[KernelCase]:
             AttendVariant("bf16", 512, extras="window"),
             AttendVariant("bf16", 1, extras="chunk"),
             AttendVariant("bf16", 512, extras="chunk"),
+            AttendVariant("bf16", 1, extras="tree"),
             AttendVariant("bf16", 5, extras="tree"),
             AttendVariant("bf16", 512, dim=256),
             AttendVariant("fp32", 1),
@@ -568,7 +569,7 @@ class AttendVariant:
             "sinks_ptr": data if self.extras == "window" else None,
             "slopes_ptr": "*fp32" if self.extras == "window" else None,
             "block_positions_ptr": "*i64" if self.extras in _LAYER_OPTIONS else None,
-            "ancestors_ptr": "*i1" if self.extras == "tree" else None,
+            "hidden_ptr": "*i64" if self.extras == "tree" else None,
         }
 
 

@@ -4,9 +4,9 @@ A step of few tokens runs the same kernels for any sequences and adapters; only 
 tensors that the kernels read differ. It is captured once for each number of rows in a ladder of
 sizes, without LoRA and with LoRA for each class of ranks, the latter also with vectors and with
 LoRA on experts, and then replayed; smaller steps are padded. Each row attends separately, so draft
-tokens and prompts with few remaining tokens are handled like decodes: the keys and values of all
-rows are written before any is read. Steps that no graph supports run eagerly, with the same
-results.
+tokens, in trees too, and prompts with few remaining tokens are handled like decodes: the keys and
+values of all rows are written before any is read. Steps that no graph supports run eagerly, with
+the same results.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ def decode_layout(
         max_rows(config),
         max_model_len,
         has_rotary_rows=base.rotary_contexts.has_tables,
+        has_trees=config.drafts_trees,
     )
 
 
@@ -238,8 +239,6 @@ class DecodeGraphs:
             return False
         if num_rows == len(chunks):
             return True
-        if any(chunk.tree is not None for chunk in chunks):
-            return False
         return sum(map(_num_prompt_reads, chunks)) <= MAX_PROMPT_READS
 
     def run(
@@ -257,14 +256,13 @@ class DecodeGraphs:
         """
         adapter_rows = adapter_rows or [BASE_ROW] * len(chunks)
         num_rows = num_tokens_of(chunks)
-        tokens, rows = chunks, adapter_rows
+        rows = adapter_rows
         if num_rows > len(chunks):
-            tokens = [token for chunk in chunks for token in chunk.tokens()]
             rows = list(chain.from_iterable(map(_token_rows, chunks, rows)))
         shape = self._shape(num_rows, needs)
         if shape is None or (shape in self._replays and self._replays[shape] is None):
             return None
-        self._inputs.fill(tokens, rows, num_rows=shape.num_rows, pending=pending)
+        self._inputs.fill(chunks, rows, num_rows=shape.num_rows, pending=pending)
         replay = self._replay_of(shape)
         if replay is None:
             return None

@@ -3,11 +3,12 @@
 The host writes a step's inputs into one buffer and copies it at once:
 
     token ids | positions | places | sources of pending tokens | slots of each KV group
-    | rotary rows | adapter rows | tiles | changed block tables ...
+    | rotary rows | hidden tokens | adapter rows | tiles | changed block tables ...
 
 A token's place is its position among the cached tokens of its sequence: it is less than the
-position in the sequence if tokens were evicted. Rotary rows are only there for a base whose rotary
-embedding reads tables.
+position in the sequence if tokens were evicted, and more if tokens of other branches of a draft
+tree are cached before it. Rotary rows are only there for a base whose rotary embedding reads
+tables, hidden tokens (`SequenceGroup.hidden`) only where draft trees are verified.
 
 On the device, each row has a block table as wide as any step may need, which it keeps from step to
 step. The copy contains only the tables that differ from their row's last one, as wide as these
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from ...kernels.attention import AttentionBatch, SequenceGroup
 from ...kernels.lora_batch import BASE_ROW, plan_tiles
+from ..config import MAX_DRAFT_TOKENS
 from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvGroup
 from ..kv.sequence_blocks import NO_BLOCKS, BlockTable, block_table
@@ -42,6 +44,7 @@ from ..model.inputs import (
     PendingTokens,
     SequenceChunk,
     VisibleBlocks,
+    hidden_words,
     visible_blocks,
 )
 
@@ -60,6 +63,8 @@ class DecodeLayout:
     max_rows: int
     max_model_len: int
     has_rotary_rows: bool = False
+    has_trees: bool = False
+    """Draft trees are verified."""
 
     @property
     def row_words(self) -> int:
@@ -85,9 +90,14 @@ class DecodeLayout:
         return self.slots_start + len(self.groups) * self.row_words
 
     @property
+    def hidden_start(self) -> int:
+        """The start of `SequenceGroup.hidden`."""
+        return self.rotary_start + self.has_rotary_rows * self.row_words
+
+    @property
     def rows_start(self) -> int:
         """The start of the adapter rows, four bytes each."""
-        return self.rotary_start + self.has_rotary_rows * self.row_words
+        return self.hidden_start + self.has_trees * self.row_words
 
     @property
     def tiles_start(self) -> int:
@@ -114,7 +124,8 @@ class DecodeLayout:
         blocks = -(-self.max_model_len // self.block_size)
         if group.window is None:
             return blocks
-        seen = (group.window.size + self.block_size - 2) // self.block_size + 1
+        num_keys = group.window.size + self.has_trees * (MAX_DRAFT_TOKENS - 1)
+        seen = (num_keys + self.block_size - 2) // self.block_size + 1
         return min(blocks, group.num_sink_blocks(self.block_size) + seen)
 
     @property
@@ -184,10 +195,13 @@ class DecodeInputs:
         layout = self._layout
         starts = range(layout.slots_start, layout.rotary_start, layout.row_words)
         rows, places = self.row_numbers(num_rows), self._rows(layout.places_start, num_rows)
+        hidden = None
+        if layout.has_trees:
+            hidden = self._rows(layout.hidden_start, num_rows)[:, None]
         return tuple(
             AttentionBatch(
                 slot_mapping=self._rows(start, num_rows),
-                groups=(tables.group(rows[:, None], places[:, None]),),
+                groups=(tables.group(rows[:, None], places[:, None], hidden),),
                 chunks=(),
             )
             for start, tables in zip(starts, self._tables, strict=True)
@@ -201,20 +215,23 @@ class DecodeInputs:
         num_rows: int,
         pending: PendingTokens | None = None,
     ) -> None:
-        """Take these chunks of one token each, and padding up to `num_rows`.
+        """Take the tokens of these chunks, a row each, and padding up to `num_rows`.
 
-        `adapter_rows`: each one's table row. `pending`: the tokens that stand for others in the
-        first chunks.
+        `adapter_rows`: each token's table row. `pending`: the tokens that stand for others in the
+        first rows.
         """
         if self._copied is not None:
             self._copied.synchronize()  # the last copy may still be reading
         decodes = DecodeChunks.of(chunks).padded(self._padding, num_rows)
-        places = np.array(decodes.starts) - np.array(decodes.num_evicted)
-        self._fill_rows(decodes, places, [*adapter_rows, *[BASE_ROW] * (num_rows - len(chunks))])
-        end = self._layout.tables_start
+        starts, num_hidden = np.array(decodes.starts), decodes.num_hidden
+        places = starts - np.array(decodes.num_evicted)
+        num_padded = num_rows - len(adapter_rows)
+        adapter_rows = [*adapter_rows, *[BASE_ROW] * num_padded]
+        self._fill_rows(decodes, starts - num_hidden, places, adapter_rows)
+        end, queries = self._layout.tables_start, places - num_hidden
         for index, tables in enumerate(self._tables):
             block_tables = [of_groups[index] for of_groups in decodes.tables]
-            end = tables.fill(self._words, end, block_tables, places)
+            end = tables.fill(self._words, end, block_tables, places, queries)
             slots = self._layout.slots_start + index * self._layout.row_words
             self._words[slots : slots + num_rows] = tables.slots(block_tables, places)
         start, num_pending = self._layout.sources_start, 0
@@ -230,15 +247,22 @@ class DecodeInputs:
             tables.take(self._device)
 
     def _fill_rows(
-        self, chunks: DecodeChunks, places: Integers, adapter_rows: Sequence[int]
+        self,
+        chunks: DecodeChunks,
+        positions: Integers,
+        places: Integers,
+        adapter_rows: Sequence[int],
     ) -> None:
         words, layout, num_rows = self._words, self._layout, len(chunks)
         words[:num_rows] = chunks.token_ids
-        words[layout.row_words :][:num_rows] = chunks.starts
+        words[layout.row_words :][:num_rows] = positions
         words[layout.places_start :][:num_rows] = places
         if layout.has_rotary_rows:
-            rotary_rows = np.array(chunks.rotary_starts) + np.array(chunks.starts)
-            words[layout.rotary_start :][:num_rows] = rotary_rows
+            words[layout.rotary_start :][:num_rows] = np.array(chunks.rotary_starts) + positions
+        if layout.has_trees:
+            words[layout.hidden_start :][:num_rows] = hidden_words(chunks.hidden or [0])
+        else:
+            assert not chunks.hidden, "no draft trees were planned for"
         if adapter_rows == self._adapter_rows:
             return
         self._adapter_rows = adapter_rows
@@ -281,23 +305,30 @@ class _Tables:
         self._firsts, self._ends, self._counts = np.zeros((3, layout.max_rows), dtype=np.int64)
         self._change: _Change | None = None
 
-    def group(self, rows: Tensor, places: Tensor) -> SequenceGroup:
+    def group(self, rows: Tensor, places: Tensor, hidden: Tensor | None) -> SequenceGroup:
         blocks = self._blocks[:, : len(rows)]
         return SequenceGroup(
             rows=rows,
             positions=places,
             block_tables=blocks[0],
             block_positions=blocks[1] if len(blocks) > 1 else None,
+            hidden=hidden,
         )
 
     def fill(
-        self, words: Integers, start: int, tables: Sequence[BlockTable], places: Integers
+        self,
+        words: Integers,
+        start: int,
+        tables: Sequence[BlockTable],
+        places: Integers,
+        queries: Integers,
     ) -> int:
         """Write what changes from word `start` on; returns where it ends.
 
-        `tables`, `places`: of the first rows, a token each.
+        `tables`, `places`: of the first rows, a token each. `queries`: their places without the
+        hidden tokens.
         """
-        seen = visible_blocks(self._group, self._block_size, places, places + 1)
+        seen = visible_blocks(self._group, self._block_size, queries, places + 1)
         num_rows = len(tables)
         is_changed = (seen.ends != self._ends[:num_rows]) | (seen.firsts != self._firsts[:num_rows])
         is_changed |= np.fromiter(map(is_not, tables, self._held), bool, num_rows)

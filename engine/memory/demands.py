@@ -42,7 +42,7 @@ class EagleDemand(NamedTuple):
     """One block of its KV cache."""
     reading_bytes: int
     """The hidden states that it reads: of a full step, and those that it keeps. Also the packed
-    heads of adapters."""
+    heads of adapters, and the graphs of its passes."""
     name: str = "eagle"
     """That of its proposer."""
 

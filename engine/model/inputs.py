@@ -53,21 +53,6 @@ class SequenceChunk(NamedTuple):
     num_base_tokens: int = 0
     """Its first tokens, fewer than all, on which the sequence's adapter does not act."""
 
-    def tokens(self) -> list[SequenceChunk]:
-        """Each token as a separate chunk that sees those before it, for a chunk without a tree."""
-        if len(self.token_ids) == 1:
-            return [self]
-        return [
-            SequenceChunk(
-                [token],
-                position,
-                self.tables,
-                num_evicted=self.num_evicted,
-                rotary_start=self.rotary_start,
-            )
-            for token, position in zip(self.token_ids, self.positions, strict=True)
-        ]
-
     @property
     def place(self) -> int:
         """That of its first token; the others follow, whatever their tree."""
@@ -79,54 +64,53 @@ class SequenceChunk(NamedTuple):
         return self.place + len(self.token_ids)
 
     @property
-    def positions(self) -> Sequence[int]:
-        """The position of each token in its sequence."""
-        if self.tree is None:
-            return range(self.start, self.start + len(self.token_ids))
-        positions: list[int] = []
-        for parent in self._parents:
-            positions.append(self.start if parent < 0 else positions[parent] + 1)
-        return positions
-
-    def ancestors(self, width: int) -> list[list[bool]]:
-        """For each token which ones of the chunk it follows, itself included, padded to a width."""
-        rows: list[list[bool]] = []
-        for index, parent in enumerate(self._parents):
-            row = [False] * width if parent < 0 else rows[parent].copy()
-            row[index] = True
-            rows.append(row)
-        return rows
-
-    @property
-    def _parents(self) -> list[int]:
-        """For each token the index of the one that it follows, -1 for the first."""
-        tree = self.tree or ()
-        num_known = len(self.token_ids) - len(tree)
-        return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
+    def hidden(self) -> list[int]:
+        """For each token a word whose bit j is set if the token j places before is on another
+        branch of the tree: `SequenceGroup.hidden` without a sign."""
+        first = len(self.token_ids) - len(self.tree or ())
+        words = [0] * first
+        for index, nth in enumerate(self.tree or (), first):
+            parent = first + nth
+            distance = index - parent
+            of_parent = words[parent] if parent >= 0 else 0
+            # All between a token and its parent are on other branches.
+            words.append(of_parent << distance | (1 << distance) - 2)
+        return words
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeChunks(Sequence[SequenceChunk]):
-    """Chunks of one known token each, by column: a decode step has hundreds of them."""
+    """Chunks of one token each, by column: a decode step has hundreds of them."""
 
     token_ids: Sequence[int]
     starts: Sequence[int]
+    """In a draft tree, each token counts all before it, whatever their branches."""
     tables: Sequence[Sequence[BlockTable]]
     num_evicted: Sequence[int]
     rotary_starts: Sequence[int]
+    hidden: Sequence[int] = ()
+    """See `SequenceChunk.hidden`; empty without draft trees."""
 
     @classmethod
     def of(cls, chunks: Sequence[SequenceChunk]) -> DecodeChunks:
-        """The same chunks; each must have one token."""
+        """Each token of these chunks as a separate one."""
         if isinstance(chunks, DecodeChunks):
             return chunks
+        each = [chunk for chunk in chunks for _ in chunk.token_ids]
+        has_trees = any(chunk.tree is not None for chunk in chunks)
         return cls(
-            [chunk.token_ids[0] for chunk in chunks],
-            [chunk.start for chunk in chunks],
-            [chunk.tables for chunk in chunks],
-            [chunk.num_evicted for chunk in chunks],
-            [chunk.rotary_start for chunk in chunks],
+            list(chain.from_iterable(chunk.token_ids for chunk in chunks)),
+            [chunk.start + index for chunk in chunks for index in range(len(chunk.token_ids))],
+            [chunk.tables for chunk in each],
+            [chunk.num_evicted for chunk in each],
+            [chunk.rotary_start for chunk in each],
+            list(chain.from_iterable(chunk.hidden for chunk in chunks)) if has_trees else (),
         )
+
+    @property
+    def num_hidden(self) -> Integers:
+        """For each the number of tokens on other branches before it."""
+        return num_hidden(self.hidden) if self.hidden else np.zeros(len(self), dtype=np.int64)
 
     def padded(self, chunk: SequenceChunk, num_chunks: int) -> DecodeChunks:
         """With this chunk of one token after them, as often as there are to be so many."""
@@ -137,6 +121,7 @@ class DecodeChunks(Sequence[SequenceChunk]):
             [*self.tables, *[chunk.tables] * count],
             [*self.num_evicted, *[chunk.num_evicted] * count],
             [*self.rotary_starts, *[chunk.rotary_start] * count],
+            [*self.hidden, *[0] * count] if self.hidden else (),
         )
 
     def __len__(self) -> int:
@@ -149,6 +134,7 @@ class DecodeChunks(Sequence[SequenceChunk]):
     def __getitem__(self, index: slice) -> list[SequenceChunk]: ...
 
     def __getitem__(self, index: int | slice) -> SequenceChunk | list[SequenceChunk]:
+        assert not self.hidden, "a token of a tree is no chunk"
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         return SequenceChunk(
@@ -158,6 +144,16 @@ class DecodeChunks(Sequence[SequenceChunk]):
             num_evicted=self.num_evicted[index],
             rotary_start=self.rotary_starts[index],
         )
+
+
+def num_hidden(words: Sequence[int]) -> Integers:
+    """The set bits of each word: so many tokens before it are on other branches."""
+    return np.array([word.bit_count() for word in words], dtype=np.int64)
+
+
+def hidden_words(words: Sequence[int]) -> Integers:
+    """These words as `SequenceGroup.hidden` has them."""
+    return np.array(words, dtype=np.uint64).view(np.int64)
 
 
 def num_tokens_of(chunks: Sequence[SequenceChunk]) -> int:
@@ -463,7 +459,9 @@ class _Rows(NamedTuple):
     positions: Integers
     """For each row that in its sequence."""
     places: Integers
-    """For each row the same, less the evicted tokens: attention counts cached tokens alone."""
+    """For each row its place among the cached tokens of its sequence."""
+    hidden: Integers | None
+    """For each row the word of `SequenceGroup.hidden`; None: there are no trees."""
     rotary: Integers | None
     """For each row its position after the start of its sequence in the tables of rotary embeddings;
     None: all start at 0."""
@@ -479,15 +477,13 @@ def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
     counts = np.array(list(map(len, token_ids)))
     is_tree = np.array([tree is not None for tree in trees])
     begins = np.cumsum(counts) - counts
-    written = places = _ranges(starts, counts)
-    if is_tree.any():
-        places = written.copy()
-        for index in np.flatnonzero(is_tree).tolist():
-            own = slice(begins[index], begins[index] + counts[index])
-            places[own] = np.array(chunks[index].positions) - num_evicted[index]
-    positions = places
+    places = positions = _ranges(starts, counts)
     if num_evicted.any():
         positions = places + np.repeat(num_evicted, counts)
+    hidden = None
+    if is_tree.any():
+        words = list(chain.from_iterable(chunk.hidden for chunk in chunks))
+        positions, hidden = positions - num_hidden(words), hidden_words(words)
     firsts, ends = starts // block_size, -(-(starts + counts) // block_size)
     before = np.cumsum(ends - firsts) - ends
     return _Rows(
@@ -498,10 +494,11 @@ def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
         begins,
         firsts,
         ends,
-        blocks=written // block_size + np.repeat(before, counts),
-        offsets=written % block_size,
+        blocks=places // block_size + np.repeat(before, counts),
+        offsets=places % block_size,
         positions=positions,
         places=places,
+        hidden=hidden,
         rotary=positions + np.repeat(rotary_starts, counts) if rotary_starts.any() else None,
         kept=_kept_rows(counts, np.array(kept)),
     )
@@ -528,6 +525,7 @@ def _lay_out_decodes(chunks: DecodeChunks, block_size: int) -> _Rows:
         offsets=offsets,
         positions=positions,
         places=places,
+        hidden=None,
         rotary=rotary,
         kept=rows,
     )
@@ -604,25 +602,23 @@ class _Layout:
         columns = np.arange(counts.max())
         # A chunk's last row is computed again; in place, a row of -1 is no work.
         rows = self.rows.begins[members, None] + np.minimum(columns, counts - 1)
-        positions = self.rows.places[rows]
+        places, hidden = self.rows.places[rows], None
+        if self.rows.hidden is not None and self.rows.is_tree[members].any():
+            hidden = self._tensor(self.rows.hidden[rows])
         if self.in_place:
-            rows[columns >= counts] = positions[columns >= counts] = -1
+            rows[columns >= counts] = places[columns >= counts] = -1
         begins = None
         if self.group.window is not None:
             # Padding begins where the sequence ends: no query sees it.
             ends = self.rows.starts[members] + self.rows.counts[members]
             begins = self._tensor(visible.positions(self.block_size, ends, num_blocks))
-        ancestors = None
-        if self.rows.is_tree[members].any():
-            chunks = [self.chunks[index] for index in members]
-            ancestors = to_device(_ancestors(chunks, len(columns)), self.device)
         block_tables = tables.gather(members, visible, num_blocks)
         return SequenceGroup(
             rows=self._tensor(rows),
-            positions=self._tensor(positions),
+            positions=self._tensor(places),
             block_tables=self._tensor(block_tables),
             block_positions=begins,
-            ancestors=ancestors,
+            hidden=hidden,
         )
 
     def _prefill_chunk(
@@ -645,12 +641,6 @@ class _Layout:
 
     def _tensor(self, values: Integers) -> Tensor:
         return to_device(values, self.device)
-
-
-def _ancestors(chunks: Sequence[SequenceChunk], width: int) -> Tensor:
-    """The ancestors of each chunk's tokens, the last ones repeated up to a width."""
-    sees = [chunk.ancestors(width) for chunk in chunks]
-    return torch.tensor([[*own, *own[-1:] * (width - len(own))] for own in sees])
 
 
 def _ranges(starts: Integers, counts: Integers) -> Integers:

@@ -43,6 +43,7 @@ def graph_bytes(config: EngineConfig, base: ExpectedBase) -> int:
         num_rows,
         base.max_model_len,
         has_rotary_rows=base.rotary_contexts.has_tables,
+        has_trees=config.drafts_trees,
     )
     step = max(_layer_bytes(base, num_rows), _logits_bytes(base, num_rows))
     return step + fixed_graph_bytes(

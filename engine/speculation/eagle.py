@@ -23,6 +23,8 @@ from ..checkpoint.files import locate_heads
 from ..config import Acceptance, EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
+from ..execution import decode_graphs
+from ..execution.decode_graphs import serves_graphs
 from ..execution.grammar_masks import restrict_drafts
 from ..execution.sampler import row_after
 from ..kv.cache import KvCache, KvFormat
@@ -52,6 +54,7 @@ from .drawing import (
 from .eagle_checkpoint import load_head
 from .eagle_head import EagleHead
 from .growing_tree import GrowingTree
+from .head_graphs import HeadGraphs, head_graph_bytes, head_layout, head_sizes
 from .head_values import num_values, outline, with_values
 from .packed_head import PackedHead
 from .proposer import DraftRequest
@@ -106,27 +109,39 @@ class _Drafting:
         """That of the next pairs, after those that are computed and those of draft tokens."""
         return self.sequence.num_computed + max(len(self.chain.token_ids) - 1, 0)
 
+    def chunk(self) -> SequenceChunk:
+        """The next pairs, of which the last one's logits are kept."""
+        return SequenceChunk(self.token_ids, self.place, self.sequence.tables)
+
 
 class EagleHeadSteps:
     """Runs the base's head, and those of adapters in its place, over one paged cache."""
 
     def __init__(
-        self, loaded: LoadedEagle, pages: KvCache, adapters: AdapterHeads | None = None
+        self,
+        loaded: LoadedEagle,
+        pages: KvCache,
+        adapters: AdapterHeads | None = None,
+        graphs: HeadGraphs | None = None,
     ) -> None:
-        """`adapters`: None if heads of adapters are not served."""
+        """`adapters`: None if heads of adapters are not served. `graphs`: of the base's head; None
+        where its passes run kernel by kernel."""
         self.head = loaded.head
         self.adapters = adapters
         self.pages = pages
-        base = loaded.base
-        self._embed: nn.Module = loaded.embedding or base.model.get_input_embeddings()
-        self._device = base.device
+        self.graphs = graphs
+        self._embed = loaded.embed
+        self._device = loaded.base.device
 
     def head_of(self, request: Request) -> DraftHead:
         own = None if self.adapters is None else self.adapters.find(request.lease)
         return self.head if own is None else own
 
-    def lay_out(self, drafting: Sequence[_Drafting], num_passes: int) -> EaglePasses:
-        """Passes of these: in the first of their next pairs, in the others of a pair for each."""
+    def lay_out(self, drafting: Sequence[_Drafting], num_passes: int) -> EaglePasses | None:
+        """Passes of these: in the first of their next pairs, in the others of a pair for each.
+        None: graphs serve all of them."""
+        if self._are_served(drafting[0].head, sum(len(entry.token_ids) for entry in drafting)):
+            return None
         inputs = ChainInputs(
             [entry.place for entry in drafting],
             [len(entry.token_ids) for entry in drafting],
@@ -136,6 +151,10 @@ class EagleHeadSteps:
             device=self._device,
         )
         return EaglePasses(inputs, self.head.rotation(inputs.positions))
+
+    def _are_served(self, head: DraftHead, num_pairs: int) -> bool:
+        """Whether graphs serve so many pairs with this head."""
+        return head is self.head and self.graphs is not None and self.graphs.serves(num_pairs)
 
     def run(
         self,
@@ -160,11 +179,13 @@ class EagleHeadSteps:
     def run_levels(
         self, head: DraftHead, levels: Sequence[SequenceChunk], features: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the pairs of these levels of trees with a head, of `features [num_pairs,
-        hidden_size]`.
+        """Compute the pairs of these levels of trees, or of chains, with a head, of
+        `features [num_pairs, hidden_size]`.
 
         Returns the same of the rows whose logits are kept.
         """
+        if self.graphs is not None and self._are_served(head, len(features)):
+            return self.graphs.run(levels, features)
         inputs = make_inputs(
             levels,
             groups=self.pages.groups,
@@ -222,6 +243,11 @@ class EagleProposer:
         self._ends = ends
         self._max_model_len = max_model_len
         self._pending: dict[str, _Pending] = {}
+
+    def capture(self) -> list[str]:
+        """Capture its graphs, before the first step; returns a summary for the operator."""
+        graphs = self._steps.graphs
+        return [] if graphs is None else [f"{self.name}: {graphs.capture()}"]
 
     @torch.inference_mode()
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
@@ -332,22 +358,20 @@ class EagleProposer:
                 break
         return growing
 
-    def _lay_out(self, drafting: Sequence[_Drafting], num_passes: int) -> EaglePasses:
+    def _lay_out(self, drafting: Sequence[_Drafting], num_passes: int) -> EaglePasses | None:
         self._steps.pages.execute(self.cache.take_operations())
         return self._steps.lay_out(drafting, num_passes)
 
     def _compute(
-        self, drafting: Sequence[_Drafting], passes: EaglePasses, index: int
+        self, drafting: Sequence[_Drafting], passes: EaglePasses | None, index: int
     ) -> tuple[Tensor, Tensor]:
         """The hidden state of each one's last pair, and its logits."""
-        features = [entry.features for entry in drafting]
-        return self._steps.run(
-            drafting[0].head,
-            passes,
-            index,
-            [token for entry in drafting for token in entry.token_ids],
-            features[0] if len(features) == 1 else torch.cat(features),
-        )
+        each, head = [entry.features for entry in drafting], drafting[0].head
+        features = each[0] if len(each) == 1 else torch.cat(each)
+        if passes is None:
+            return self._steps.run_levels(head, [entry.chunk() for entry in drafting], features)
+        token_ids = [token for entry in drafting for token in entry.token_ids]
+        return self._steps.run(head, passes, index, token_ids, features)
 
     def _draw(
         self, drafting: Sequence[_Drafting], states: Tensor, logits: Tensor
@@ -477,6 +501,10 @@ class LoadedEagle:
     """None: adapters cannot bring heads of their own."""
 
     @property
+    def embed(self) -> nn.Module:
+        return self.embedding or self.base.model.get_input_embeddings()
+
+    @property
     def weight_bytes(self) -> int:
         own = 0 if self.embedding is None else self.embedding.weight.nbytes
         return self.head.weight_bytes + own
@@ -492,10 +520,13 @@ class LoadedEagle:
         pending = config.max_num_seqs * MAX_PENDING * size
         form = self.adapter_form(config)
         packed = config.adapter_draft_heads * form.num_values if form else 0
+        graphs = 0
+        if self._has_graphs(config):
+            graphs = head_graph_bytes(config, self.head, self.base.max_model_len)
         return EagleDemand(
             self.weight_bytes,
             block_bytes(config, group, [[self.head.kv_shape]], self.kv_format),
-            int(step + pending + packed) * self.base.dtype.itemsize,
+            int(step + pending + packed) * self.base.dtype.itemsize + graphs,
             self.name,
         )
 
@@ -509,16 +540,32 @@ class LoadedEagle:
             block_size=config.kv_block_size,
             kv_format=self.kv_format,
             device=self.base.device,
+            has_spare_blocks=self._has_graphs(config),
         )
+        graphs = self._open_graphs(config, pages, max_model_len)
         kind = EagleTreeProposer if self.name == TREES else EagleProposer
         return kind(
-            EagleHeadSteps(self, pages, self.adapter_heads(config, arena)),
+            EagleHeadSteps(self, pages, self.adapter_heads(config, arena), graphs),
             self.features,
             max_model_len=max_model_len,
             drawing=make_drawing(config.acceptance),
             ends=lambda request, token: token in request.end_token_ids,
             name=self.name,
         )
+
+    def _has_graphs(self, config: EngineConfig) -> bool:
+        """A multi-token head is a layer of the base's own class, which may wait for the device."""
+        return isinstance(self.head, PackedHead) and serves_graphs(config, self.base)
+
+    def _open_graphs(
+        self, config: EngineConfig, pages: KvCache, max_model_len: int
+    ) -> HeadGraphs | None:
+        if not self._has_graphs(config):
+            return None
+        (group,) = pages.groups
+        layout = head_layout(config, group, max_model_len)
+        capture = decode_graphs.CudaCapture(self.base.device)
+        return HeadGraphs(self.head, self.embed, pages, layout, capture, sizes=head_sizes(config))
 
     def adapter_form(self, config: EngineConfig) -> DraftHeadForm | None:
         """Of adapters' heads that are served; None: none are."""

@@ -15,13 +15,15 @@ constexpr long MIN_SHARED = 8;
 constexpr float INFINITE = __builtin_inff();
 // After every query: the position of a key that is on another branch.
 constexpr long NEVER = __LONG_MAX__;
+// Of AttentionGroup::hidden.
+constexpr long WORD_BITS = 64;
 
 struct AttentionGroup {
     const long *rows;             // [num_sequences, max_rows]: of the flat batch
-    const long *positions;        // [num_sequences, max_rows]
+    const long *positions;        // [num_sequences, max_rows]: places, in ascending order
     const long *block_tables;     // [num_sequences, max_blocks]
     const long *block_positions;  // [num_sequences, max_blocks], or null: nothing is skipped
-    const bool *ancestors;        // [num_sequences, max_rows, max_rows], or null: no trees
+    const unsigned long *hidden;  // [num_sequences, max_rows]: bit j: the token j places before is on another branch; or null
     long num_sequences, max_rows, max_blocks, num_threads;
 };
 
@@ -45,6 +47,29 @@ struct Softmax {
 inline long first_visible(const AttentionLayer &layer, long position) {
     if (!layer.window) return 0;
     return layer.is_chunked ? position / layer.window * layer.window : position - layer.window + 1;
+}
+
+// The place of a query's token, and which tokens before it are on other branches of its draft tree.
+struct Branch {
+    long place;
+    unsigned long hidden;
+
+    // Whether keys before the place `end` may be hidden. Keys before the furthest hidden one lie at their positions.
+    bool reaches(long end) const { return hidden && end > place - (WORD_BITS - 1 - __builtin_clzl(hidden)); }
+
+    long position() const { return place - __builtin_popcountl(hidden); }
+
+    // The position of the key at a place; NEVER, if it is on another branch.
+    long position_of(long key) const {
+        const long back = place - key;
+        if (back < 0) return NEVER;
+        if (back >= WORD_BITS) return key;
+        return hidden >> back & 1 ? NEVER : key - __builtin_popcountl(hidden >> back);
+    }
+};
+
+inline Branch branch_of(const AttentionGroup &group, long row) {
+    return {group.positions[row], group.hidden ? group.hidden[row] : 0};
 }
 
 // Turns the scores of a block, whose keys have the positions `key_at(j)`, into weights. Returns the factor
@@ -94,7 +119,6 @@ template <typename T> struct PlainPages {
 // Some rows of one sequence, some of its key/value heads, and some of the query heads that share each.
 struct Part {
     long sequence, first_row, num_rows, first_kv_head, num_kv_heads, first_shared, num_shared;
-    long num_new;  // all rows of the sequence
 };
 
 // `keys` and `values` are pages: `block(id, head, numbers)` is a block's first vector of one head, and `stride` the way to the next.
@@ -104,12 +128,12 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
     const long num_shared = part.num_shared, dim = layer.dim, value_dim = layer.value_dim;
     const long all_shared = layer.num_heads / layer.num_kv_heads, size = layer.block_size, per_head = part.num_rows * num_shared;
     const long count = per_head * part.num_kv_heads;
-    const long *rows = group.rows + part.sequence * group.max_rows + part.first_row;
-    const long *positions = group.positions + part.sequence * group.max_rows + part.first_row;
+    const long first = part.sequence * group.max_rows + part.first_row, *rows = group.rows + first;
     // The queries by key/value head, then by row, then by the heads that share it.
     float queries[count * dim], sums[count * value_dim], scores[per_head * size], kept[per_head];
     float numbers[keys.num_numbers > values.num_numbers ? keys.num_numbers : values.num_numbers];
     Softmax softmaxes[count];
+    Branch branches[part.num_rows];
     auto row_of = [&](long i) { return i % per_head / num_shared; };
     auto head_of = [&](long i) { return (part.first_kv_head + i / per_head) * all_shared + part.first_shared + i % num_shared; };
     memset(sums, 0, sizeof sums);
@@ -118,17 +142,8 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
         for (long d = 0; d < dim; d += WIDTH) store(queries + i * dim + d, load(query + d) * layer.scale);
         softmaxes[i] = layer.sinks ? Softmax{layer.sinks[head_of(i)], 1.0f} : Softmax{-INFINITE, 0.0f};
     }
-    // A tree's rows lie behind the first one in their order, whatever their positions.
-    const long *tree_positions = group.positions + part.sequence * group.max_rows, tree = tree_positions[0];
-    long last = group.ancestors ? tree + part.num_new - 1 : positions[0];
-    for (long row = 1; row < part.num_rows; row++) last = positions[row] > last ? positions[row] : last;
-    auto position_in_tree = [&](long row, long place) {
-        const long index = place - tree;
-        if (index < 0) return place;
-        if (index >= part.num_new) return NEVER;
-        const bool *seen = group.ancestors + (part.sequence * group.max_rows + part.first_row + row) * group.max_rows;
-        return seen[index] ? tree_positions[index] : NEVER;
-    };
+    for (long row = 0; row < part.num_rows; row++) branches[row] = branch_of(group, first + row);
+    const long last = group.positions[first + part.num_rows - 1];
 
     for (long index = 0; index < group.max_blocks; index++) {
         const long at = part.sequence * group.max_blocks + index;
@@ -136,24 +151,24 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
         if (begin > last) continue;
         const long num_keys = last - begin + 1 < size ? last - begin + 1 : size;
         for (long head = 0; head < part.num_kv_heads; head++) {
-            const long first = head * per_head, id = group.block_tables[at];
+            const long of_head = head * per_head, id = group.block_tables[at];
             const auto *k = keys.block(id, part.first_kv_head + head, numbers);
             each_pair(per_head, [&](long i, auto num_rows) {
-                dot_products<num_rows.value>(queries + (first + i) * dim, dim, k, keys.stride, dim, scores + i * size,
+                dot_products<num_rows.value>(queries + (of_head + i) * dim, dim, k, keys.stride, dim, scores + i * size,
                                              size, size);
             });
             for (long i = 0; i < per_head; i++) {
-                const long row = row_of(i);
+                const Branch &branch = branches[row_of(i)];
                 auto weigh_by = [&](auto key_at) {
-                    return weigh(layer, scores + i * size, softmaxes[first + i], key_at, positions[row],
-                                 layer.slopes ? layer.slopes[head_of(first + i)] : 0.0f);
+                    return weigh(layer, scores + i * size, softmaxes[of_head + i], key_at, branch.position(),
+                                 layer.slopes ? layer.slopes[head_of(of_head + i)] : 0.0f);
                 };
-                kept[i] = group.ancestors ? weigh_by([&](long j) { return position_in_tree(row, begin + j); })
-                                          : weigh_by([&](long j) { return begin + j; });
+                kept[i] = branch.reaches(begin + size) ? weigh_by([&](long j) { return branch.position_of(begin + j); })
+                                                       : weigh_by([&](long j) { return begin + j; });
             }
             const auto *v = values.block(id, part.first_kv_head + head, numbers);
             each_pair(per_head, [&](long i, auto num_rows) {
-                add_products<num_rows.value>(sums + (first + i) * value_dim, value_dim, kept + i, scores + i * size,
+                add_products<num_rows.value>(sums + (of_head + i) * value_dim, value_dim, kept + i, scores + i * size,
                                              size, v, values.stride, num_keys, value_dim);
             });
         }
@@ -203,7 +218,7 @@ template <typename Work> void each_part(const AttentionGroup &group, const Atten
         const long head = rest / num_pieces % num_parts * heads, left = layer.num_kv_heads - head;
         const long shared = rest % num_pieces * some, left_shared = num_shared - shared;
         work(Part{sequence, row, num_rows - row < at_a_time ? num_rows - row : at_a_time, head, heads < left ? heads : left, shared,
-                  some < left_shared ? some : left_shared, num_rows});
+                  some < left_shared ? some : left_shared});
     });
 }
 

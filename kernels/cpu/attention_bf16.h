@@ -204,17 +204,15 @@ struct Seen {
 // The first `count` of a unit's keys.
 inline __mmask16 first_keys(long count) { return count <= 0 ? 0 : count < UNIT_KEYS ? (1 << count) - 1 : 0xffff; }
 
-// A row of a sequence, and the draft tree that it is in.
+// A row of a sequence.
 struct Row {
+    Branch branch;
     long position;
-    const long *tree_positions;  // of all rows of the sequence, the first of which is the tree's first place; or null
-    const bool *ancestors;       // which of them it sees
-    long num_new;
 
     // Of the unit whose first key is at the place `begin`.
     Seen seen(const AttentionLayer &layer, long begin) const {
         const Vector lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        if (tree_positions && begin + UNIT_KEYS > tree_positions[0]) return seen_in_tree(layer, begin);
+        if (branch.reaches(begin + UNIT_KEYS)) return seen_in_tree(layer, begin);
         const long first = first_visible(layer, position) - begin, sinks = layer.num_sink_positions - begin;
         const __mmask16 is_near = ~first_keys(first) | first_keys(sinks);
         return {static_cast<__mmask16>(first_keys(position - begin + 1) & is_near), lanes + static_cast<float>(begin - position)};
@@ -224,9 +222,8 @@ struct Row {
         const long first = first_visible(layer, position);
         Seen seen = {};
         for (long j = 0; j < UNIT_KEYS; j++) {
-            const long index = begin + j - tree_positions[0];
-            if (index >= num_new || (index >= 0 && !ancestors[index])) continue;
-            const long key = index < 0 ? begin + j : tree_positions[index];
+            const long key = branch.position_of(begin + j);
+            if (key == NEVER) continue;
             const bool is_near = key >= first || key < layer.num_sink_positions;
             seen.mask |= (key <= position && is_near) << j;
             seen.distances[j] = static_cast<float>(key - position);
@@ -389,8 +386,7 @@ inline void attend_part(const AttentionGroup &group, const LayerPages &pages, co
     const AttentionLayer &layer = pages.layer;
     const long num_shared = part.num_shared, all_shared = layer.num_heads / layer.num_kv_heads, dim = layer.dim;
     const long value_dim = layer.value_dim, per_head = part.num_rows * num_shared, count = per_head * part.num_kv_heads;
-    const long all_rows = part.sequence * group.max_rows, first_row = all_rows + part.first_row;
-    const long *indices = group.rows + first_row, *positions = group.positions + first_row;
+    const long first_row = part.sequence * group.max_rows + part.first_row, *indices = group.rows + first_row;
     const bool is_packed = per_head > MAX_UNIT_QUERIES;
     alignas(64) bf16 queries[count * dim], packed[is_packed ? TILE_KEYS * (dim + value_dim) : 1];
     alignas(64) float sums[count * value_dim];
@@ -405,14 +401,14 @@ inline void attend_part(const AttentionGroup &group, const LayerPages &pages, co
         softmaxes[i] = layer.sinks ? Softmax{layer.sinks[head_of(i)] * LOG2_E, 1.0f} : Softmax{-INFINITE, 0.0f};
         slopes[i] = layer.slopes ? layer.slopes[head_of(i)] : 0.0f;
     }
-    const long *tree = group.ancestors ? group.positions + all_rows : nullptr;
-    long last = tree ? tree[0] + part.num_new - 1 : 0, nearest = NEVER;
+    long nearest = NEVER;
     for (long i = 0; i < per_head; i++) {
-        const long row = i / num_shared, position = positions[row], first = first_visible(layer, position);
-        rows[i] = {position, tree, tree ? group.ancestors + (first_row + row) * group.max_rows : nullptr, part.num_new};
-        last = position > last ? position : last;
+        const Branch branch = branch_of(group, first_row + i / num_shared);
+        const long position = branch.position(), first = first_visible(layer, position);
+        rows[i] = {branch, position};
         nearest = first < nearest ? first : nearest;
     }
+    const long last = group.positions[first_row + part.num_rows - 1];
 
     const PartState state{layer, per_head, queries, sums, softmaxes, rows, slopes};
     each_span(group, layer.block_size, part.sequence, last, [&](const Span &span, const Span &next) {

@@ -21,27 +21,36 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
+from loraplex.engine.draft import ROOT
 from loraplex.engine.execution import decode_graphs
 from loraplex.engine.execution.decode_graphs import RANK_CLASSES, Shape, max_rows, row_sizes
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.inputs import make_inputs
-from loraplex.engine.speculation import draft_model
+from loraplex.engine.speculation import draft_model, eagle
 from support import length_ropes
+from support.eagle import Made, save_random_head, spied
 from support.engine import LocalEngine
-from support.families import FOUR_LAYERS, SERVED, save_family
+from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
 from support.greedy import assert_greedy
 from support.length_ropes import BORDER, LONGEST
 from support.models import ALL_LINEAR_TARGETS, make_adapter
 from support.peft_features import make_adapter as make_feature_adapter
 from support.peft_features import save_base
 from support.plain_tiles import add_tiles
-from support.speculation import ScriptedProposer, scripted
+from support.speculation import ScriptedProposer, ScriptedTreeProposer, scripted
 from support.tuned import make_tuned
 
 RANKS = (1, 4, 24, 3)
 PROMPTS = [[7 * row + column for column in range(3 + 5 * row)] for row in range(6)]
+LORA: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral-window": {"target_modules": ["q_proj", "v_proj"]},
+    "llama4-chunks": {"target_modules": ["q_proj", "v_proj"]},
+    "bloom-slopes": {"target_modules": ["query_key_value", "dense"]},
+    "deepseek_v2-mla": {"target_modules": ["q_proj", "o_proj"]},
+}
 WINDOWS = {"attention_window": 8, "attention_sinks": 2}
 
 
@@ -302,6 +311,68 @@ def test_drafts_are_verified_and_short_prompts_computed_by_replays(
     assert stats.num_graph_steps == stats.num_steps
 
 
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("llama", {"kv_cache_bytes": 18 * 4 * 512, "max_num_batched_tokens": 64, **WINDOWS}),
+        pytest.param("llama", {}, marks=pytest.mark.slow),
+        pytest.param("mistral-window", {}, marks=pytest.mark.slow),
+        pytest.param("llama", {"kv_dtype": "int8", **WINDOWS}, marks=pytest.mark.slow),
+        pytest.param("llama4-chunks", {}, marks=pytest.mark.slow),
+        pytest.param("bloom-slopes", {}, marks=pytest.mark.slow),
+        pytest.param("deepseek_v2-mla", {}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_trees_are_verified_by_replays_beside_plain_rows_and_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, config: dict[str, object]
+) -> None:
+    model_type, differences = SERVED[family]
+    # A random model with tied embeddings repeats its last token, whatever its cache says.
+    untied = {**differences, "tie_word_embeddings": False}
+    base = save_family(tmp_path / "base", model_type, untied)
+    proposer = ScriptedTreeProposer({}, error=0.15, vocab_size=VOCAB_SIZE)
+    with scripted(proposer) as name:
+        engines = Engines(base, tmp_path, monkeypatch, speculation=(name,), **config)
+    key = engines.add_adapter(make_adapter(base, tmp_path / "adapter", seed=1, **LORA[family]))
+    plain, trees = SpeculationParams(num_tokens=0), SpeculationParams(num_tokens=6)
+    adapters, asked = [None, key, None, key, key], [trees, trees, plain, trees, plain]
+    expected = serve_each(engines.eager, adapters, [plain] * len(asked))
+    proposer.answers = {f"r{row}": tokens for row, tokens in enumerate(expected)}
+    assert serve_each(engines.replayed, adapters, asked) == expected
+    # Known prompts are found in the prefix cache.
+    proposer.answers = {f"r{row + len(asked)}": tokens for row, tokens in enumerate(expected)}
+    assert serve_each(engines.replayed, adapters, asked) == expected
+    stats = engines.replayed.core.stats()
+    assert stats.speculation_totals[0].num_accepted_tokens > 25
+    assert stats.num_graph_steps == stats.num_steps
+    assert stats.num_cached_tokens > 0
+    assert (stats.num_preemptions > 0) == ("kv_cache_bytes" in config)
+
+
+def serve_each(
+    engine: LocalEngine,
+    adapters: Sequence[AdapterKey | None],
+    asked: Sequence[SpeculationParams],
+    temperature: float = 0.0,
+) -> list[list[int]]:
+    """The tokens of a request with each of these adapters and its speculation."""
+    ids = [
+        engine.submit(
+            PROMPTS[row],
+            key,
+            max_tokens=20,
+            ignore_eos=True,
+            temperature=temperature,
+            seed=row,
+            speculation=speculation,
+        )
+        for row, (key, speculation) in enumerate(zip(adapters, asked, strict=True))
+    ]
+    engine.run()
+    return engine.tokens(ids)
+
+
 def test_a_draft_model_runs_in_graphs_of_its_own(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +401,60 @@ def test_a_draft_model_runs_in_graphs_of_its_own(
     replayed = _serve(engines.replayed, requests, max_tokens=30, speculation=asked)
     assert replayed == _serve(engines.eager, requests, max_tokens=30)
     eager.assert_called()
+
+
+@pytest.mark.parametrize("proposer", ["eagle_tree", pytest.param("eagle", marks=pytest.mark.slow)])
+def test_a_head_drafts_in_graphs_of_its_own_what_it_drafts_eagerly(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proposer: str
+) -> None:
+    save_random_head(tiny_base, tmp_path / "head")
+    settings = {"speculation": (f"{proposer}:{tmp_path / 'head'}",), "max_num_batched_tokens": 48}
+    engines = Engines(tiny_base, tmp_path, monkeypatch, **settings)
+    key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    sizes, lines = row_sizes(6, 48), engines.replayed.core.parts.plan.lines
+    assert any(line.startswith(f"{proposer}: {len(sizes)} graphs of") for line in lines)
+    adapters = [None, key, None, None]
+    asked = [SpeculationParams(num_tokens=count) for count in (5, 3, 0, 1)]
+    # Where it is hot, the noise decides, which the head knows.
+    with spied() as expected:
+        answers = serve_each(engines.eager, adapters, asked, temperature=2.0)
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise AssertionError("a pass is laid out for kernels")
+
+    monkeypatch.setattr(eagle, "make_inputs", refuse)
+    monkeypatch.setattr(eagle, "ChainInputs", refuse)
+    with spied() as drafts:
+        assert serve_each(engines.replayed, adapters, asked, temperature=2.0) == answers
+    assert by_prefix(drafts) == by_prefix(expected)
+    assert any((draft.parents or (ROOT,)).count(ROOT) < len(draft) for *_, draft in drafts), (
+        "levels were drafted"
+    )
+    stats = engines.replayed.core.stats()
+    assert stats.speculation_totals[0].num_accepted_tokens > 5
+    assert stats.num_graph_steps == stats.num_steps
+
+
+def by_prefix(made: Made) -> dict[tuple[str, int], tuple[object, object]]:
+    """Of each request and number of known tokens the draft: requests need not start together."""
+    return {
+        (request_id, len(known)): (draft.token_ids, draft.parents)
+        for request_id, known, draft in made
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proposer", ["eagle", "eagle_tree"])
+def test_a_head_whose_passes_cannot_be_captured_drafts_eagerly(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proposer: str
+) -> None:
+    save_random_head(tiny_base, tmp_path / "head")
+    speculation = (f"{proposer}:{tmp_path / 'head'}",)
+    engines = Engines(tiny_base, tmp_path, monkeypatch, speculation=speculation, fails=True)
+    lines = engines.replayed.core.parts.plan.lines
+    assert any(line.startswith(f"{proposer}: 0 graphs of") for line in lines)
+    replayed, eager = engines.serve(None, None, speculation=SpeculationParams(num_tokens=3))
+    assert replayed == eager
 
 
 def test_early_exit_runs_in_graphs_of_its_own(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from loraplex.engine.config import MAX_DRAFT_TOKENS
 from loraplex.engine.execution.decode_inputs import DecodeLayout
 from loraplex.engine.kv.groups import one_group
 from loraplex.engine.kv.layout import KvGroup
@@ -15,6 +17,7 @@ from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model import inputs as inputs_module
 from loraplex.engine.model.inputs import (
     MAX_GROUPED_ROWS,
+    DecodeChunks,
     SequenceChunk,
     StepInputs,
     make_inputs,
@@ -96,10 +99,18 @@ def test_tokens_of_a_tree_stand_at_their_depth_and_lie_in_adjacent_slots() -> No
 def test_a_token_of_a_tree_sees_those_it_follows() -> None:
     tree = make_chunk(5, 7, tree=[-1, -1, 0])  # behind two known tokens
     (group,) = lay_out(tree, make_chunk(6, 7)).attention[0].groups
-    assert group.ancestors is not None
-    ancestors = [{i for i, sees in enumerate(row) if sees} for row in group.ancestors[0].tolist()]
-    assert ancestors == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 3}, {0, 1, 2, 4}, {0, 1, 2, 4}]
-    assert torch.equal(group.ancestors[1], torch.ones(6, 6).tril().bool())
+    assert group.hidden is not None
+    words = group.hidden.tolist()
+    # The second of the branches does not see the first, nor the third token the second.
+    assert words == [[0, 0, 0, 0b10, 0b10, 0b10], [0] * 6]
+
+
+def test_a_tree_of_the_most_draft_tokens_has_a_word_of_all_bits() -> None:
+    siblings = make_chunk(65, 7, tree=[-1] * MAX_DRAFT_TOKENS)
+    assert siblings.hidden == [0, 0, *((1 << index) - 2 for index in range(2, 65))]
+    (group,) = lay_out(siblings).attention[0].groups
+    assert group.hidden is not None
+    assert group.hidden[0, -1] == -2
 
 
 def test_a_window_is_read_from_the_first_position_that_any_row_sees() -> None:
@@ -127,11 +138,20 @@ def test_padding_of_a_window_begins_where_its_sequence_ends() -> None:
 
 def test_the_tokens_of_a_chunk_are_chunks_of_their_own() -> None:
     chunk = make_chunk(3, 5)
-    tokens = [(list(token.token_ids), token.start) for token in chunk.tokens()]
-    assert tokens == [([100], 5), ([101], 6), ([102], 7)]
-    assert all(token.tables is chunk.tables for token in chunk.tokens())
-    (alone,) = (single := make_chunk(1, 5)).tokens()
-    assert alone is single
+    tokens = DecodeChunks.of([chunk, make_chunk(1, 9)])
+    assert [(list(token.token_ids), token.start) for token in tokens] == [
+        *(([100], 5), ([101], 6), ([102], 7), ([100], 9))
+    ]
+    assert all(token.tables is chunk.tables for token in tokens[:3])
+
+
+def test_the_tokens_of_a_tree_keep_what_they_do_not_see() -> None:
+    tree = make_chunk(5, 7, tree=[-1, -1, 0])
+    tokens = DecodeChunks.of([make_chunk(1, 9), tree])
+    assert tokens.starts == [9, 7, 8, 9, 10, 11]
+    assert tokens.hidden == [0, 0, 0, 0, 0b10, 0b10]
+    assert tokens.num_hidden.tolist() == [0, 0, 0, 0, 1, 1]
+    assert tokens.padded(make_chunk(1, 0), 7).hidden == [*tokens.hidden, 0]
 
 
 @pytest.mark.parametrize("window", range(1, 11))
@@ -140,7 +160,10 @@ def test_every_visible_position_is_in_one_block_of_a_table_that_is_no_wider_than
     window: int, sinks: int
 ) -> None:
     group = KvGroup((0,), AttentionWindow(window), sinks, 50)
-    width = DecodeLayout((group,), BLOCK, max_rows=1, max_model_len=40).table_width(group)
+    layout = DecodeLayout((group,), BLOCK, max_rows=1, max_model_len=40)
+    width = layout.table_width(group)
+    more = replace(layout, max_model_len=999, has_trees=True).table_width(group) - width
+    assert more in (MAX_DRAFT_TOKENS // BLOCK - 1, MAX_DRAFT_TOKENS // BLOCK)
     widest = 0
     for start in range(40):
         blocks = visible_blocks(group, BLOCK, np.array([start]), np.array([start + 1]))

@@ -66,6 +66,29 @@ def padded(values: Sequence[int], padding: int, width: int) -> list[int]:
     return [*values, *[padding] * (width - len(values))]
 
 
+def ancestors(chunk: SequenceChunk) -> list[list[int]]:
+    """For each token of the chunk the indices of those that it follows, the nearest first."""
+    tree = chunk.tree or ()
+    first = len(chunk.token_ids) - len(tree)
+    found: list[list[int]] = []
+    for index in range(len(chunk.token_ids)):
+        parent = index - 1 if index < first else first + tree[index - first]
+        found.append([parent, *found[parent]] if parent >= 0 else [])
+    return found
+
+
+def positions(chunk: SequenceChunk) -> list[int]:
+    return [chunk.start + len(own) for own in ancestors(chunk)]
+
+
+def hidden(chunk: SequenceChunk) -> list[int]:
+    words = []
+    for index, own in enumerate(ancestors(chunk)):
+        others = set(range(index)) - set(own)
+        words.append(sum(1 << index - other for other in others))
+    return words
+
+
 class Expected:
     """One group's view of a step, chunk by chunk."""
 
@@ -115,13 +138,13 @@ class Expected:
         num_rows = max(len(chunk.token_ids) for chunk in chunks)
         width = max(len(blocks.block_ids) for blocks in seen)
         rows = [range(self._starts[i], self._starts[i + 1]) for i in members]
-        positions = [[each - chunk.num_evicted for each in chunk.positions] for chunk in chunks]
+        places = [range(chunk.place, chunk.end) for chunk in chunks]
 
         def filled(parts: Sequence[Sequence[int]]) -> list[list[int]]:
             return [padded(part, -1 if self._in_place else part[-1], num_rows) for part in parts]
 
         assert found.rows.tolist() == filled(rows)
-        assert found.positions.tolist() == filled(positions)
+        assert found.positions.tolist() == filled(places)
         tables = [padded(blocks.block_ids, NULL_BLOCK, width) for blocks in seen]
         assert found.block_tables.tolist() == tables
         if self._group.window is None:
@@ -132,11 +155,10 @@ class Expected:
                 padded(blocks.positions, chunk.end, width)
                 for blocks, chunk in zip(seen, chunks, strict=True)
             ]
-        assert (found.ancestors is None) == all(chunk.tree is None for chunk in chunks)
-        if found.ancestors is not None:
-            sees = [chunk.ancestors(num_rows) for chunk in chunks]
-            sees = [[*own, *own[-1:] * (num_rows - len(own))] for own in sees]
-            assert found.ancestors.tolist() == sees
+        assert (found.hidden is None) == all(chunk.tree is None for chunk in chunks)
+        if found.hidden is not None:
+            words = [padded(own, own[-1], num_rows) for own in map(hidden, chunks)]
+            assert found.hidden.tolist() == words
 
     def check_alone(self, batch: AttentionBatch) -> None:
         for number, found in zip(self.alone, batch.chunks, strict=True):
@@ -192,11 +214,11 @@ def test_inputs_are_those_of_a_loop_over_lists(
 
 def check(found: StepInputs, chunks: Sequence[SequenceChunk], *, in_place: bool) -> None:
     assert found.input_ids.tolist() == [token for chunk in chunks for token in chunk.token_ids]
-    assert found.positions.tolist() == [place for chunk in chunks for place in chunk.positions]
+    assert found.positions.tolist() == [each for chunk in chunks for each in positions(chunk)]
     if any(chunk.rotary_start for chunk in chunks):
         assert found.rotary_rows is not None
         assert found.rotary_rows.tolist() == [
-            chunk.rotary_start + position for chunk in chunks for position in chunk.positions
+            chunk.rotary_start + position for chunk in chunks for position in positions(chunk)
         ]
     else:
         assert found.rotary_rows is None
@@ -316,6 +338,58 @@ def test_a_graph_s_rows_are_those_of_a_loop_over_lists_after_any_steps_before(
             if found.block_positions is not None:
                 begins = [padded(blocks.positions, 2 * MAX_LEN, width) for blocks in expected.seen]
                 assert found.block_positions.tolist() == begins
+
+
+def test_a_graph_s_rows_are_the_tokens_of_any_chunks_after_any_steps_before() -> None:
+    rng, most = random.Random(0), 40
+    layout = DecodeLayout(GROUPS, BLOCK, most, 2 * MAX_LEN, has_rotary_rows=True, has_trees=True)
+    inputs = DecodeInputs(layout, [group.num_blocks for group in GROUPS], CPU)
+    for _ in range(100):
+        chunks = [random_chunk(rng) for _ in range(rng.randint(1, 3))]
+        while sum(len(chunk.token_ids) for chunk in chunks) > most:
+            chunks.pop()
+        tokens = [
+            (chunk, *token)
+            for chunk in chunks
+            for token in zip(range(chunk.place, chunk.end), positions(chunk), strict=True)
+        ]
+        num_rows = len(tokens)
+        inputs.fill(chunks, [-1] * num_rows, num_rows=num_rows)
+        expected = [token for chunk in chunks for token in chunk.token_ids]
+        assert inputs.input_ids(num_rows).tolist() == expected
+        assert inputs.positions(num_rows).tolist() == [position for *_, position in tokens]
+        rotary_rows = inputs.rotary_rows(num_rows)
+        assert rotary_rows is not None
+        expected = [chunk.rotary_start + position for chunk, _, position in tokens]
+        assert rotary_rows.tolist() == expected
+        for index, batch in enumerate(inputs.attention(num_rows)):
+            assert batch.slot_mapping.tolist() == Expected(chunks, index, in_place=True).slots
+            check_rows(batch, tokens, index, layout)
+            assert batch.groups[0].hidden is not None
+            words = [word for chunk in chunks for word in hidden(chunk)]
+            assert batch.groups[0].hidden.flatten().tolist() == words
+
+
+def check_rows(
+    batch: AttentionBatch,
+    tokens: Sequence[tuple[SequenceChunk, int, int]],
+    index: int,
+    layout: DecodeLayout,
+) -> None:
+    """`tokens`: each one's chunk, place and position."""
+    (found,), width = batch.groups, layout.table_width(GROUPS[index])
+    assert found.positions.flatten().tolist() == [place for _, place, _ in tokens]
+    seen = [
+        visible_blocks(
+            chunk.tables[index].tolist(), position - chunk.num_evicted, place + 1, GROUPS[index]
+        )
+        for chunk, place, position in tokens
+    ]
+    tables = [padded(blocks.block_ids, NULL_BLOCK, width) for blocks in seen]
+    assert found.block_tables.tolist() == tables
+    if found.block_positions is not None:
+        begins = [padded(blocks.positions, 4 * MAX_LEN, width) for blocks in seen]
+        assert found.block_positions.tolist() == begins
 
 
 def test_rows_whose_tables_did_not_change_are_not_copied_again(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex.engine.model.inputs import DecodeChunks
 from loraplex.kernels import attention_cpu, cpu_library
 from loraplex.kernels.attention import (
     AttentionBatch,
@@ -139,6 +140,18 @@ def test_bf16_heads_and_blocks_may_have_any_number_and_size(sizes: Sizes) -> Non
     assert torch.equal(attend(case), ours)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_a_tree_s_tokens_have_the_bits_that_each_has_in_a_row_of_its_own(
+    name: str, dtype: torch.dtype
+) -> None:
+    case = AttentionCase(TREES, OPTIONS[name], SIX_HEADS, dtype=dtype)
+    out = torch.empty_like(case.q)
+    (group,) = case.captured(len(case.q)).groups
+    assert attend_group(case, group, out)
+    assert torch.equal(out, attend(case))
+
+
 def attend_step(case: AttentionCase) -> Tensor:
     return paged_attention(case.q, case.keys, case.values, case.batch(in_place=False), case.options)
 
@@ -167,7 +180,7 @@ def test_a_bf16_prompt_s_tokens_have_the_bits_that_each_has_alone(name: str) -> 
     """Alone, a token's block table omits more of what its window omits."""
     case = AttentionCase(PROMPTS, OPTIONS[name], SIX_HEADS, dtype=torch.bfloat16)
     together = attend_step(case)
-    case.chunks = [token for chunk in case.chunks for token in chunk.tokens()]
+    case.chunks = list(DecodeChunks.of(case.chunks))
     assert not case.batch(in_place=False).chunks
     assert torch.equal(attend_step(case), together)
 

@@ -225,6 +225,30 @@ def test_padding_of_a_captured_step_reads_nothing_and_changes_no_bit(
     assert torch.equal(out[5:], torch.zeros_like(out[5:]))
 
 
+@pytest.mark.parametrize("name", marked_slow(OPTIONS, slow=OPTIONS.keys() - {"all"}))
+def test_rows_of_a_captured_step_see_their_own_branches(
+    interpreted_attention: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(interpreted_attention, "SPLIT_KEYS", 32)
+    few = Sequences([(36, 5), (5, 1)], [[-1, -1, 0, 2]])
+    case = AttentionCase(few, OPTIONS[name], Sizes(6, 1))
+    expected, num_tokens = case.expected(), len(case.q)
+    batch = case.captured(num_tokens + 1)
+    case.q = torch.cat([case.q, torch.full_like(case.q[:1], torch.nan)])
+    out = attend(interpreted_attention, case, batch)
+    assert_close(out[:num_tokens], expected)
+
+
+def test_plain_rows_have_the_same_bits_where_trees_may_be_verified(
+    interpreted_attention: ModuleType,
+) -> None:
+    case = AttentionCase(DECODES, PLAIN, dtype=torch.float16)
+    plain = attend(interpreted_attention, case)
+    batch = case.captured(len(case.q))
+    assert batch.groups[0].hidden is not None
+    assert torch.equal(attend(interpreted_attention, case, batch), plain)
+
+
 def test_what_shares_the_batch_changes_no_bit(
     interpreted_attention: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loraplex.engine.execution.decode_inputs import DecodeInputs, DecodeLayout
+from loraplex.engine.kv.block_pool import NULL_BLOCK
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
@@ -21,6 +23,7 @@ from loraplex.kernels.kv_pages import (
     QuantizedPages,
     make_pages,
 )
+from loraplex.kernels.lora_batch import BASE_ROW
 
 CPU = torch.device("cpu")
 
@@ -121,6 +124,21 @@ class AttentionCase:
             in_place=in_place,
         )
         return inputs.attention[0]
+
+    def captured(self, num_rows: int, *, device: torch.device = CPU) -> AttentionBatch:
+        """As a captured step has it: each token in a row of its own, and padding up to so many,
+        which reads the null block."""
+        num_tokens = len(self.q)
+        layout = DecodeLayout(
+            tuple(self._groups),
+            self.sizes.block_size,
+            num_rows,
+            max(chunk.end for chunk in self.chunks),
+            has_trees=True,
+        )
+        inputs = DecodeInputs(layout, [NULL_BLOCK], device)
+        inputs.fill(self.chunks, [BASE_ROW] * num_tokens, num_rows=num_rows)
+        return inputs.attention(num_rows)[0]
 
     def dominate(self, *, size: float, others: float) -> None:
         """Let each sequence's first key take almost all weight: its value is of this size, those of

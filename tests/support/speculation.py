@@ -10,6 +10,7 @@ from math import isclose
 
 from torch import Tensor
 
+from loraplex.engine import config
 from loraplex.engine.draft import ROOT, Draft
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.proposer import DraftRequest, Proposer
@@ -90,10 +91,14 @@ class ScriptedTreeProposer(ScriptedProposer):
 def scripted(proposer: Proposer) -> Iterator[str]:
     """Let engines opened inside know the proposer; yields what their configuration says."""
     OPENERS[proposer.name] = lambda *_: proposer
+    known = config.TREE_PROPOSERS
+    if isinstance(proposer, ScriptedTreeProposer):
+        config.TREE_PROPOSERS = (*known, proposer.name)
     try:
         yield proposer.name
     finally:
         del OPENERS[proposer.name]
+        config.TREE_PROPOSERS = known
 
 
 def assert_same_answer(actual: Answer, expected: Answer) -> None:

@@ -22,6 +22,7 @@ from support.marks import marked_slow
 from support.models import make_adapter
 from support.plain_tiles import add_tiles
 from support.ranks import followers_as_threads
+from support.speculation import ScriptedTreeProposer, scripted
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
@@ -64,9 +65,10 @@ def answer(engine: LocalEngine, keys: list[AdapterKey]) -> list[list[int]]:
         ids.append(engine.submit(prompt, key, max_tokens=8, temperature=0.5, seed=len(prompt)))
         engine.step()
     engine.run()
-    drafted = SpeculationParams("ngram", 3)
-    ids.append(engine.submit(REPEATED, keys[0], max_tokens=8, speculation=drafted))
-    engine.run()
+    for proposer in ("ngram", ScriptedTreeProposer.name):
+        drafted = SpeculationParams(proposer, 3)
+        ids.append(engine.submit(REPEATED, keys[0], max_tokens=8, speculation=drafted))
+        engine.run()
     return engine.tokens(ids)
 
 
@@ -80,14 +82,18 @@ def test_replays_of_all_ranks_give_what_one_rank_computes(
         make_adapter(model, tmp_path / str(r), seed=r, scale=0.1, r=r, use_dora=r == 3)
         for r in (4, 24, 3)
     ]
-    alone = LocalEngine(model, tmp_path, **SETTINGS)
+    trees = ScriptedTreeProposer({})
+    with scripted(trees) as name:
+        settings = {**SETTINGS, "speculation": ("ngram", name)}
+        alone = LocalEngine(model, tmp_path, **settings)
     expected = answer(alone, list(map(alone.add_adapter, folders)))
     alone.close()
-    with capturing(monkeypatch), followers_as_threads() as followers:
+    trees.answers = {"r5": expected[5]}
+    with scripted(trees), capturing(monkeypatch), followers_as_threads() as followers:
         engine = LocalEngine(
             model,
             tmp_path,
-            **SETTINGS,
+            **settings,
             tensor_parallel_size=2,
             async_scheduling=async_scheduling,
         )
@@ -96,6 +102,8 @@ def test_replays_of_all_ranks_give_what_one_rank_computes(
     assert found == expected
     stats = engine.core.stats()
     assert stats.num_graph_steps > 10
+    accepted = {total.proposer: total.num_accepted_tokens for total in stats.speculation_totals}
+    assert accepted[trees.name] > 1
     assert stats.num_eager_decodes == 0
     graphs = [engine.core.parts.runner._graphs, followers[0].steps._graphs]
     captured = [list(each._replays) for each in graphs if each]
