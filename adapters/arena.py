@@ -63,7 +63,8 @@ class Arena:
     """
 
     flat: Tensor
-    """`[reserved]` of the serving type: every adapter's matrices, before `capacity`."""
+    """`[reserved]` of the serving type: every adapter's matrices, in the first or the last
+    `capacity` elements."""
     table: Tensor
     """`int64 [num_rows, num_slices, 3]` on the device: a SliceEntry for each slice of the base. It
     is replaced by a longer tensor when rows run out, so read it again in every step."""
@@ -98,18 +99,23 @@ class Arena:
         *,
         pace: Pace = UNPACED,
         reserved_bytes: int = 0,
+        memory: Tensor | None = None,
     ) -> None:
         """`pace`: the share of a core that copying and zeroing may use while steps run.
         `reserved_bytes`: address space up to which the arena can grow, if more than its capacity.
-        Only on the CPU, where it takes memory once it is written to."""
+        Only on the CPU, where it takes memory once it is written to. `memory`: uint8, zeros.
+        The arena lies at its end, and can grow up to its beginning. Others have the rest, and leave
+        zeros there."""
         self._pace = pace
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
-        most = reserved_bytes // dtype.itemsize // ALIGNMENT_ELEMENTS * ALIGNMENT_ELEMENTS
+        self._has_end = memory is not None
+        most_bytes = reserved_bytes if memory is None else memory.nbytes
+        most = most_bytes // dtype.itemsize // ALIGNMENT_ELEMENTS * ALIGNMENT_ELEMENTS
         self.reserved = max(most, self._extents.capacity)
         """The largest capacity, in elements."""
-        self.flat = _zeros(self.reserved, dtype, device)
+        self.flat = _zeros(self.reserved, dtype, device) if memory is None else memory.view(dtype)
         self.on_remove: list[Callable[[int], None]] = []
         """Called with each removed row. Who holds copies of the row's values zeroes them."""
         self._occupants: dict[int, _Occupant] = {}  # by row
@@ -158,11 +164,15 @@ class Arena:
         return self._extents.used * self.flat.itemsize
 
     def resize(self, capacity: int) -> None:
-        """Grow or shrink at the end, which must be free. Freed bytes go back to the system."""
+        """Grow or shrink at the end, which must be free. Freed bytes go back to the system, or to
+        the others who have the rest of the memory: as zeros."""
         assert capacity <= self.reserved
         old = self.capacity
         self._extents.resize(capacity)
-        if self.capacity < old:
+        if self._has_end:
+            if self._cuda is not None:  # it has zeroed what others had
+                self._cuda.follow_current_stream()
+        elif self.capacity < old:
             give_back(self.flat[self.capacity : old])
 
     def place(
@@ -216,14 +226,14 @@ class Arena:
         vocab_size: int | None,
     ) -> None:
         """Note the adapter of a place, whose row is invisible until `publish`."""
-        offset = placement.extent.offset
+        offset = self._start(placement.extent)
         entries = block_table + np.array([offset, offset, 0])
         entries[block_table[:, 2] == 0] = 0
         self._hold(placement, key, entries, _by_slice(auxiliary, offset), vocab_size)
 
     def _occupy_again(self, placement: Placement, occupant: _Occupant) -> None:
         """Note a place to which this row's adapter can be moved."""
-        shift = placement.extent.offset - occupant.extent.offset
+        shift = self._start(placement.extent) - self._start(occupant.extent)
         entries = occupant.entries + np.array([shift, shift, 0])
         entries[entries[:, 2] == 0] = 0
         moved = {
@@ -266,7 +276,12 @@ class Arena:
             work.pause()
 
     def _part(self, extent: Extent, size: int | None = None) -> Tensor:
-        return self.flat[extent.offset : extent.offset + (extent.size if size is None else size)]
+        start = self._start(extent)
+        return self.flat[start : start + (extent.size if size is None else size)]
+
+    def _start(self, extent: Extent) -> int:
+        """Where it begins in `flat`: at the end of a memory the first extent is the last one."""
+        return self.reserved - extent.end if self._has_end else extent.offset
 
     def publish(self, placement: Placement) -> None:
         """Make a copied block visible in the table."""

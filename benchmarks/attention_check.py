@@ -22,7 +22,7 @@ from loraplex.kernels.attention import (
 from loraplex.kernels.attention_window import AttentionWindow
 from loraplex.kernels.kv_groups import OpenBlocks, block_bytes, stack_grouped_pages
 from loraplex.kernels.kv_pages import KvPages, make_pages, vector_bytes, write_pages
-from support.attention_cases import AttentionCase, Sequences, Sizes
+from support.attention_cases import AttentionCase, Sequences, Sizes, pages_apart
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Of values around one: what a rounding of each of a sum's weights leaves."""
@@ -58,6 +58,9 @@ def check_attention(device: str) -> dict[str, Any]:
         name: {"error": _error(case, on), "bound": TOLERANCES[case.q.dtype] * case.magnitude}
         for name, case in attention_cases()
     }
+    for name, case in cases_apart():
+        error = _error(case, on, are_apart=True)
+        errors[name] = {"error": error, "bound": TOLERANCES[case.q.dtype]}
     writes = {form: _different_bytes(form, on) for form in (*FORMS, *GROUPED_FORMS)}
     is_close = all(found["error"] <= found["bound"] for found in errors.values())
     return {
@@ -121,8 +124,21 @@ def attention_cases() -> Iterator[tuple[str, AttentionCase]]:
         )
 
 
-def _error(case: AttentionCase, device: torch.device) -> float:
+def cases_apart() -> Iterator[tuple[str, AttentionCase]]:
+    """For blocks that lie as far apart as where all layers' parts of a block are together."""
+    mixed = Sequences([(700, 1), (570, 4), (330, 130)])
+    for form, codes in FORMS.items():
+        case = AttentionCase(
+            mixed, AttentionOptions(0.1), SIZES["llama"], dtype=torch.bfloat16, code_dtype=codes
+        )
+        yield f"{form}, blocks apart", case
+    yield "latent, blocks apart", AttentionCase(mixed, AttentionOptions(0.1), SIZES["latent"])
+
+
+def _error(case: AttentionCase, device: torch.device, *, are_apart: bool = False) -> float:
     keys, values = case.pages_on(device)
+    if are_apart:
+        keys, values = pages_apart(keys, values, dtype=case.q.dtype)
     options = case.options
     if options.sinks is not None:
         options = replace(options, sinks=options.sinks.to(device))
@@ -167,6 +183,9 @@ def time_attention(device: str) -> dict[str, Any]:
             for context in CONTEXTS
             for form in (*FORMS, *GROUPED_FORMS)
         ],
+        "decode_blocks_apart": [
+            _time_decode(form, CONTEXTS[1], on, are_apart=True) for form in FORMS
+        ],
         "prefill": [
             _time_prefill(form, new, context, on)
             for new, context in CHUNKS
@@ -175,9 +194,14 @@ def time_attention(device: str) -> dict[str, Any]:
     }
 
 
-def _time_decode(form: str, context: int, device: torch.device) -> dict[str, Any]:
+def _time_decode(
+    form: str, context: int, device: torch.device, *, are_apart: bool = False
+) -> dict[str, Any]:
+    """`are_apart`: as of `cases_apart`."""
     num_blocks = BATCH * context // _block_size(form)
     keys, values = _random_pages(1 + num_blocks, form, device)
+    if are_apart:
+        keys, values = pages_apart(keys, values, dtype=torch.bfloat16)
     table = 1 + torch.randperm(num_blocks, device=device).view(BATCH, -1)
     group = SequenceGroup(
         torch.arange(BATCH, device=device)[:, None],

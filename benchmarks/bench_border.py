@@ -297,6 +297,7 @@ def divide_device(part: float, *, moves: bool) -> Simulation:
             scheduler=simulation.scheduler,
             costs=simulation.costs,
             clock=simulation.clock,
+            execute=lambda operations: None,
         )
     return simulation
 

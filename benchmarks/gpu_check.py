@@ -7,23 +7,23 @@ Needs torch, triton, transformers, peft, accelerate, safetensors, numpy and msgs
 Serves the same requests, with the base and adapters of mixed ranks in mixed batches, on the CPU and
 on the device under test, from an arena that holds a third of the adapters. Greedy tokens must be
 equal. Where they diverge, the top two logits must be nearly equal (then the position is counted as
-a near-tie). Each supported PEFT feature must equal PEFT on the CPU. Attention must equal the
-reference on the CPU, fused norms, rotary embeddings and activations must equal the plain ops, and a
-quantized base must match its dequantized weights, as must a product with a quantized weight of
-every form. Adapters' vectors must change a result as plain PyTorch does, and the kernels of MoE
-layers must compute what each expert's matrices say. Recurrences must equal their definition. A
-row's LoRA and its experts must give the same bits whatever shares its step. A group of one rank
-must answer as the engine without a group, with NCCL's exchanges in the captured steps, and so must
-two ranks if there are two devices. A confined trainer must have the losses of one on the CPU, and
-end above its limit on the device's memory. Engines with proposers
-must answer like the one without, models with states like transformers on the CPU, and each
-acceptance rule must sample the model's distribution. It measures the kernels, quantized layers,
-other requests' inter-token latency while a large adapter is loaded, and an 8 B base with random
-weights: its decode steps in bf16, int8 and int4, how long the device waits in them, its prompts,
-and its decoding with draft tokens. Each part is reported on stderr when it ends, as a line of JSON;
-stdout gets all parts as one object, with the figures for which there is a bar in `bars`. `--parts`
-selects parts. Exits with 1 if a check fails, whatever the bars say, and with 2 without a CUDA
-device.
+a near-tie). They are served again while the border between KV cache and arena moves. Each supported
+PEFT feature must equal PEFT on the CPU. Attention must equal the reference on the CPU, fused norms,
+rotary embeddings and activations must equal the plain ops, and a quantized base must match its
+dequantized weights, as must a product with a quantized weight of every form. Adapters' vectors must
+change a result as plain PyTorch does, and the kernels of MoE layers must compute what each expert's
+matrices say. Recurrences must equal their definition. A row's LoRA and its experts must give the
+same bits whatever shares its step. A group of one rank must answer as the engine without a group,
+with NCCL's exchanges in the captured steps, and so must two ranks if there are two devices. A
+confined trainer must have the losses of one on the CPU, and end above its limit on the device's
+memory. Engines with proposers must answer like the one without, models with states like
+transformers on the CPU, and each acceptance rule must sample the model's distribution. It measures
+the kernels, quantized layers, other requests' inter-token latency while a large adapter is loaded,
+and an 8 B base with random weights: its decode steps in bf16, int8 and int4, how long the device
+waits in them, its prompts, and its decoding with draft tokens. Each part is reported on stderr when
+it ends, as a line of JSON; stdout gets all parts as one object, with the figures for which there is
+a bar in `bars`. `--parts` selects parts. Exits with 1 if a check fails, whatever the bars say, and
+with 2 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from benchmarks import bench_adapter_load, bench_mixed_step, bench_prompts, benc
 from loraplex.adapters.formats import SERVED
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import Quantization
+from support.borders import swing
 from support.engine import LocalEngine
 from support.families import EXPERTS, save_family
 from support.feature_proofs import open_feature_proofs
@@ -78,6 +79,8 @@ DORA_EACH = 4
 """One adapter in so many uses DoRA."""
 LONGEST_PROMPTS = (120, 120, 120, 400)
 """Of one request in four, so that some steps are too large for a graph."""
+MOVING_BYTES = 512 << 20
+"""Of an engine whose border moves, the base included."""
 LLAMA_SHAPE: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1376,
@@ -142,11 +145,13 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else device
 
 
-def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[str, Any]:
+def check_serving(
+    directory: Path, *, device: str, num_requests: int, moves_border: bool = False
+) -> dict[str, Any]:
     """Serve the same cases on the CPU and on `device`; compare the tokens.
 
-    On CUDA steps of few tokens replay captured graphs, with more adapters, higher ranks and DoRA
-    as they come; steps with more of them run kernel by kernel.
+    `moves_border`: see `compare_serving`. On CUDA steps of few tokens replay captured graphs, with
+    more adapters, higher ranks and DoRA as they come; steps with more of them run kernel by kernel.
     """
     base = make_tiny_llama(directory / "base", **LLAMA_SHAPE)
     folders = [
@@ -161,7 +166,13 @@ def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[st
         for index, rank in enumerate(RANKS)
     ]
     return compare_serving(
-        base, folders, directory, device=device, num_requests=num_requests, arena_bytes=24 << 20
+        base,
+        folders,
+        directory,
+        device=device,
+        num_requests=num_requests,
+        arena_bytes=24 << 20,
+        moves_border=moves_border,
     )
 
 
@@ -193,14 +204,17 @@ def compare_serving(
     device: str,
     num_requests: int,
     arena_bytes: int,
+    moves_border: bool = False,
 ) -> dict[str, Any]:
     """The tokens of random requests on the CPU and on `device`, and what served them.
 
-    `arena_bytes`: not enough for all adapters.
+    `arena_bytes`: not enough for all adapters. `moves_border`: on `device` the border between KV
+    cache and arena moves at every chance, and with it blocks of running requests.
     """
     cases = make_cases(num_requests)
     reference = make_engine(base, directory, "cpu", arena_bytes)
-    tested = make_engine(base, directory, device, arena_bytes)
+    tested = make_engine(base, directory, device, None if moves_border else arena_bytes)
+    border = swing(tested) if moves_border else None
     keys = [reference.add_adapter(folder) for folder in folders]
     for folder in folders:
         tested.add_adapter(folder)
@@ -222,12 +236,15 @@ def compare_serving(
         )
     ]
     stats = tested.core.stats()
+    num_usable = tested.core.parts.kv.num_usable(0)
     num_tokens = sum(map(len, actual))
+    num_moved = sum(group.num_moved for group in tested.core.parts.kv.groups)
     reference.close()
     tested.close()
     return {
         "ok": differing == near_ties
         and stats.num_adapter_evictions > 0
+        and (not border or (border.num_moves > 0 and (num_moved > 0) == (device == "cuda")))
         and (0 < stats.num_graph_steps < stats.num_steps) == (device == "cuda"),
         "requests": len(cases),
         "tokens": num_tokens,
@@ -238,9 +255,11 @@ def compare_serving(
         "steps_replayed_from_graphs": stats.num_graph_steps,
         "decode_steps_without_graph": stats.num_eager_decodes,
         "memory_plan": tested.core.info.memory_plan,
+        "border_moves": stats.num_border_moves,
+        "moved_blocks": num_moved,
         "adapter_loads": stats.num_adapter_loads,
         "adapter_evictions": stats.num_adapter_evictions,
-        "leaked_blocks": tested.core.info.num_kv_blocks - stats.num_free_kv_blocks,
+        "leaked_blocks": num_usable - stats.num_free_kv_blocks,
     }
 
 
@@ -320,15 +339,17 @@ def adapter_of(case: Case, keys: Sequence[AdapterKey]) -> AdapterKey | None:
     return None if case.adapter is None else keys[case.adapter]
 
 
-def make_engine(base: Path, directory: Path, device: str, arena_bytes: int) -> LocalEngine:
-    """fp32, chunked prefill."""
+def make_engine(base: Path, directory: Path, device: str, arena_bytes: int | None) -> LocalEngine:
+    """fp32, chunked prefill. `arena_bytes` None: the border between arena and KV cache moves."""
+    is_fixed = arena_bytes is not None
     return LocalEngine(
         base,
         directory,
         device=device,
         dtype="float32",
-        kv_cache_bytes=256 << 20,
+        kv_cache_bytes=256 << 20 if is_fixed else None,
         arena_bytes=arena_bytes,
+        memory_bytes=None if is_fixed else MOVING_BYTES,
         host_cache_bytes=48 << 20,
         max_num_seqs=32,
         max_num_batched_tokens=384,
@@ -355,6 +376,9 @@ Part = Callable[[Path, argparse.Namespace], dict[str, Any] | list[dict[str, Any]
 PARTS: Mapping[str, Part] = {
     "serving": lambda folder, told: check_serving(
         folder, device=told.device, num_requests=told.requests
+    ),
+    "border": lambda folder, told: check_serving(
+        folder, device=told.device, num_requests=told.requests, moves_border=True
     ),
     "serving_experts": lambda folder, told: check_serving_experts(
         folder, device=told.device, num_requests=told.requests
@@ -393,12 +417,12 @@ PARTS: Mapping[str, Part] = {
 CHECKS = (
     *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
     *("lora_vectors", "serving_experts", "experts", "features", "quantized_forms"),
-    *("packed_experts", "states", "recurrences", "ranks", "trainer"),
+    *("packed_experts", "states", "recurrences", "ranks", "trainer", "border"),
 )
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
     *("attention", "fused_layers", "lora_rows", "lora_vectors", "serving_experts", "experts"),
-    *("quantized_forms", "attention_times", "fused_times", "expert_times"),
+    *("border", "quantized_forms", "attention_times", "fused_times", "expert_times"),
     *("packed_experts", "states", "recurrences", "recurrence_times", "trainer"),
     *("linear_times", "form_times", "packed_expert_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4"),

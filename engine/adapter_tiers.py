@@ -54,14 +54,15 @@ def open_adapter_tiers(
     clock: Callable[[], float],
     followers: Followers | None = None,
     draft_heads: DraftHeadForm | None = None,
+    memory: Tensor | None = None,
 ) -> AdapterTiers:
     """Allocate the tiers as planned and attach the arena to the base.
 
     `followers`: the other ranks of a group, whose tiers do the same. `draft_heads`: those that are
-    loaded with their adapters; None: none are.
+    loaded with their adapters; None: none are. `memory`: in which the arena is, see `Arena`.
     """
     pace = Pace(choose_duty(base.device) if config.loader_duty is None else config.loader_duty)
-    arena = _open_arena(base, plan, pace, followers)
+    arena = _open_arena(base, plan, pace, followers, memory)
     base.attach_arena(arena)
     loaders = LoaderThreads(config.num_loader_threads)
     shared = _open_shared_memory(base, plan)
@@ -80,13 +81,20 @@ def open_adapter_tiers(
 
 
 def _open_arena(
-    base: BaseModel, plan: MemoryPlan, pace: Pace, followers: Followers | None
+    base: BaseModel,
+    plan: MemoryPlan,
+    pace: Pace,
+    followers: Followers | None,
+    memory: Tensor | None,
 ) -> Arena:
     layout, num_bytes = base.part.layout, plan.arena_bytes
     if followers is None:
         most_bytes = plan.border.most_adapters if plan.border else 0
         return Arena(
-            layout, num_bytes, base.dtype, base.device, pace=pace, reserved_bytes=most_bytes
+            *(layout, num_bytes, base.dtype, base.device),
+            pace=pace,
+            reserved_bytes=most_bytes,
+            memory=memory,
         )
     return LeaderArena(followers, layout, num_bytes, base.dtype, base.device, pace=pace)
 

@@ -179,8 +179,8 @@ class EngineConfig:
         Option(name="arena_gib", unit=GIB, minimum=0.001),
         Unset("1/4 of the memory after the weights; on the CPU at most 4 GiB at the start"),
     ] = None
-    """Device memory for adapters. On the CPU, setting it or --kv-cache-gib fixes the border between
-    the two, which else moves with the load."""
+    """Device memory for adapters. Setting it or --kv-cache-gib fixes the border between the two,
+    which else moves with the load."""
     kv_cache_bytes: Annotated[
         int | None,
         Option(name="kv_cache_gib", unit=GIB, minimum=0.001),

@@ -19,12 +19,14 @@ from .execution.decode_graphs import open_decode_graphs, serves_graphs
 from .execution.grammars import Grammars, open_grammars
 from .execution.profiling import plan_engine
 from .execution.runner import ModelRunner
+from .kv.block_memory import BlockMemory
 from .kv.blocks import KvBlocks
 from .kv.cache import KvCache
 from .kv.layout import STATE_WINDOW
 from .kv.tier_key import hash_secret, new_tier_key
 from .memory.border import Border
 from .memory.device_peak import measure_peak
+from .memory.divided_memory import DividedMemory, divide_memory
 from .memory.host_border import HostBorder
 from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
@@ -152,6 +154,7 @@ def _open_parts(
         locate_base(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
     )
     utilization = _open_utilization(config, base)
+    memory = _divide_memory(config, base, plan)
     tiers = open_adapter_tiers(
         config,
         base,
@@ -159,8 +162,11 @@ def _open_parts(
         clock=clock,
         followers=followers,
         draft_heads=loaded.eagle.adapter_form(config) if loaded.eagle else None,
+        memory=None if memory is None else memory.arena,
     )
-    runner = _open_runner(config, base, plan, tiers, group)
+    runner = _open_runner(
+        config, base, plan, tiers, group, blocks=None if memory is None else memory.blocks
+    )
     kv = KvBlocks(
         plan.kv_groups,
         config.kv_block_size,
@@ -206,7 +212,7 @@ def _open_parts(
         runner=runner,
         speculation=speculation,
         scheduler=scheduler,
-        border=_open_border(config, plan, kv, tiers, scheduler, costs, clock),
+        border=_open_border(config, plan, kv, tiers, scheduler, costs, clock, runner),
         host_border=_open_host_border(config, plan, kv, tiers, costs, clock),
         cost=model_cost(base, _kv_reads(config, base, plan)),
         costs=costs,
@@ -261,12 +267,36 @@ def _open_utilization(config: EngineConfig, base: BaseModel) -> Utilization:
     return Utilization(peak)
 
 
+def _divide_memory(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> DividedMemory | None:
+    """The memory in which the border between arena and KV blocks moves; None: each side has its
+    own."""
+    if plan.border is None:
+        return None
+    index = _moving_group(plan)
+    if not plan.kv_groups[index].gives_end:
+        return None
+    return divide_memory(
+        plan.border,
+        plan.kv_block_bytes[index],
+        has_spare_block=serves_graphs(config, base),
+        device=base.device,
+    )
+
+
+def _moving_group(plan: MemoryPlan) -> int:
+    """The index of the KV group whose blocks come and go; there is one if the border moves."""
+    (index,) = (index for index, group in enumerate(plan.kv_groups) if group.may_move)
+    return index
+
+
 def _open_runner(
     config: EngineConfig,
     base: BaseModel,
     plan: MemoryPlan,
     tiers: AdapterTiers,
     group: RankGroup | None,
+    *,
+    blocks: BlockMemory | None,
 ) -> ModelRunner:
     captures = serves_graphs(config, base)
     if group is None:
@@ -278,6 +308,7 @@ def _open_runner(
             device=base.device,
             num_swap_slots=plan.host.num_slots,
             slot_memory=tiers.slot_memory,
+            block_memory=blocks,
             has_spare_blocks=captures,
             num_open_slots=plan.num_open_slots,
         )
@@ -350,19 +381,20 @@ def _open_border(
     scheduler: Scheduler,
     costs: StepCosts,
     clock: Callable[[], float],
+    runner: ModelRunner,
 ) -> Border | None:
     if plan.border is None:
         return None
-    (index,) = (index for index, group in enumerate(plan.kv_groups) if group.may_move)
     return Border(
         plan.border,
         kv=kv,
-        block_bytes=plan.kv_block_bytes[index],
+        block_bytes=plan.kv_block_bytes[_moving_group(plan)],
         block_size=config.kv_block_size,
         manager=tiers.manager,
         scheduler=scheduler,
         costs=costs,
         clock=clock,
+        execute=runner.cache.execute,
     )
 
 

@@ -68,7 +68,7 @@ def attend_group(
     `attention_groups.by_block`.
 
     Returns False, without effect, for what the library does not serve: pages with a scale per
-    token, and other sizes.
+    token, blocks that are not adjacent, and other sizes.
     """
     if not are_served(q, keys, values):
         return False
@@ -140,7 +140,7 @@ def are_served(q: Tensor, keys: KvPages, values: KvPages) -> bool:
     if isinstance(keys, GroupedPages):
         dtype = keys.opened.dtype
         sizes.append(values.dim // num_value_groups(values.dim))
-    elif keys.scales is None:
+    elif keys.scales is None and keys.data.is_contiguous():
         dtype = keys.data.dtype
     else:
         return False

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention import AttentionOptions, SequenceGroup
-from .kv_pages import KeyPrefix, KvPages
+from .kv_pages import KeyPrefix, KvPages, block_strides
 
 SPLIT_KEYS = 512
 """Keys worth a program where queries are few."""
@@ -166,6 +166,7 @@ def attend_constants(
         "NUM_KV_HEADS": keys.num_heads,
         "SHARED": num_heads // keys.num_heads,
         "BLOCK_SIZE": keys.block_size,
+        **block_strides(keys, values),
         "DIM": keys.dim,
         "VALUE_DIM": values.dim,
         "SCALE": options.scale,
@@ -239,7 +240,7 @@ def attend_kernel(
     out_ptr: tl.tensor,  # [num_tokens, num_heads, VALUE_DIM], or fp32 [rows, heads, splits, ...]
     weights_ptr: tl.tensor,  # fp32 [rows, heads, splits]: log2 of each split's sum; None: no splits
     q_ptr: tl.tensor,
-    keys_ptr: tl.tensor,  # [blocks, BLOCK_SIZE, NUM_KV_HEADS, DIM]
+    keys_ptr: tl.tensor,  # [blocks, BLOCK_SIZE, NUM_KV_HEADS, DIM], a block dense
     key_scales_ptr: tl.tensor,  # [blocks, BLOCK_SIZE, NUM_KV_HEADS]; None: keys are no codes
     values_ptr: tl.tensor,  # None: values are the elements of keys before the last TAIL_DIM
     value_scales_ptr: tl.tensor,
@@ -257,6 +258,10 @@ def attend_kernel(
     NUM_KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    KEY_STRIDE: tl.constexpr,
+    VALUE_STRIDE: tl.constexpr,
+    KEY_SCALE_STRIDE: tl.constexpr,
+    VALUE_SCALE_STRIDE: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     SCALE: tl.constexpr,
@@ -411,17 +416,18 @@ def attend_kernel(
                     is_read = tl.max(visible.to(tl.int32), axis=0) > 0
                 else:
                     is_read = is_key & (key_places <= last)
-            page = tl.load(tables_ptr + blocks, mask=is_read, other=0)
-            slots = (page * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+            page = tl.load(tables_ptr + blocks, mask=is_read, other=0).to(tl.int64)
+            offsets = keys % BLOCK_SIZE * NUM_KV_HEADS + kv_head  # in their blocks
+            vectors = page * KEY_STRIDE + offsets * DIM
             k = tl.load(
-                keys_ptr + slots[None, :] * DIM + dims[:, None],
+                keys_ptr + vectors[None, :] + dims[:, None],
                 mask=is_read[None, :] & (dims < MAIN_DIM)[:, None],
                 other=0.0,
             ).to(q.dtype)
             scores = tl.dot(q, k, input_precision="ieee")
             if TAIL_DIM > 0:
                 k_tail = tl.load(
-                    keys_ptr + slots[None, :] * DIM + tail_dims[:, None],
+                    keys_ptr + vectors[None, :] + tail_dims[:, None],
                     mask=is_read[None, :] & (tail_dims < DIM)[:, None],
                     other=0.0,
                 ).to(q.dtype)
@@ -430,7 +436,8 @@ def attend_kernel(
             # first.
             scores *= SCALE if SOFTCAP is not None else SCALE * LOG2_E
             if key_scales_ptr is not None:
-                scales = tl.load(key_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
+                scale_ptrs = key_scales_ptr + page * KEY_SCALE_STRIDE + offsets
+                scales = tl.load(scale_ptrs, mask=is_read, other=0.0).to(tl.float32)
                 scores *= scales[None, :]
             if SOFTCAP is not None:
                 # tanh, of the absolute value: nothing overflows.
@@ -450,7 +457,8 @@ def attend_kernel(
             total = total * fading + tl.sum(weights, axis=1)
             largest = new_largest
             if value_scales_ptr is not None:
-                scales = tl.load(value_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
+                scale_ptrs = value_scales_ptr + page * VALUE_SCALE_STRIDE + offsets
+                scales = tl.load(scale_ptrs, mask=is_read, other=0.0).to(tl.float32)
                 weights *= scales[None, :]
             if HAS_UNITS:
                 old_unit = unit * fading
@@ -461,8 +469,9 @@ def attend_kernel(
             if values_ptr is None:
                 v = tl.trans(k)
             else:
+                vectors = page * VALUE_STRIDE + offsets * VALUE_DIM
                 v = tl.load(
-                    values_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :],
+                    values_ptr + vectors[:, None] + value_dims[None, :],
                     mask=is_read[:, None] & (value_dims < VALUE_DIM)[None, :],
                     other=0.0,
                 ).to(q.dtype)

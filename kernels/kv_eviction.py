@@ -67,7 +67,8 @@ def most_attended(mass: Tensor, *, budget: int, num_recent: int, pool_width: int
 def move_tokens(pages: KvPages, sources: Tensor, targets: Tensor) -> None:
     """Copy each head's tokens from slots `sources [num_heads, num_tokens]` to slots `targets
     [num_tokens]`, as they are stored. No slot is in both."""
+    size = pages.block_size
+    heads = torch.arange(len(sources), device=sources.device)
+    read = sources.T // size, sources.T % size, heads
     for tensor in pages.tensors:
-        slots = tensor.flatten(0, 1)
-        index = sources.T[..., None].expand(-1, -1, slots.shape[-1])
-        slots.index_copy_(0, targets, slots.gather(0, index))
+        tensor[targets // size, targets % size] = tensor[read]

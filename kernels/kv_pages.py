@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -37,6 +39,11 @@ class GatherBuffer:
         if memory is None or memory.numel() < num_elements:
             memory = self._memory[dtype] = torch.empty(num_elements, dtype=dtype, device=device)
         return memory[:num_elements].view(size)
+
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Returns zeros of this size. What a block has of them is dense; the blocks need not be adjacent.
+"""
 
 
 class KvPages(Protocol):
@@ -75,7 +82,7 @@ class PlainPages:
         self.tensors: tuple[Tensor, ...] = (data,)
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
-        self.data.view(-1, self.num_heads, self.dim).index_copy_(0, slots, vectors)
+        _put(self.data, slots, vectors)
 
     def gather(self, block_ids: Tensor, buffer: GatherBuffer | None = None) -> Tensor:
         blocks = _select(self.data, block_ids, buffer or GatherBuffer())
@@ -111,8 +118,8 @@ class QuantizedPages:
         if self._code_dtype is torch.int8:
             quantized = quantized.round()
         quantized = quantized.to(self._code_dtype).view(torch.uint8)
-        self._quantized.view(-1, self.num_heads, self.dim).index_copy_(0, slots, quantized)
-        self._scales.view(-1, self.num_heads, 1).index_copy_(0, slots, scales)
+        _put(self._quantized, slots, quantized)
+        _put(self._scales, slots, scales)
 
     def gather(self, block_ids: Tensor, buffer: GatherBuffer | None = None) -> Tensor:
         buffer = buffer or GatherBuffer()
@@ -140,6 +147,15 @@ class KeyPrefix:
         return self.keys.gather(block_ids, buffer)[..., : self.dim]
 
 
+def _put(blocks: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Store `rows [num_tokens, ...]` at slots of `blocks [num_blocks, block_size, ...]`."""
+    if blocks.is_contiguous():
+        blocks.flatten(0, 1).index_copy_(0, slots, rows)
+    else:
+        block_ids = slots // blocks.shape[1]
+        blocks[block_ids, slots - block_ids * blocks.shape[1]] = rows
+
+
 def _select(blocks: Tensor, block_ids: Tensor, buffer: GatherBuffer) -> Tensor:
     """These blocks, one after another, in the buffer."""
     ids = block_ids.flatten()
@@ -162,14 +178,16 @@ def stack_pages(
     dtype: torch.dtype,
     code_dtype: torch.dtype | None,
     device: torch.device,
+    allocate: Allocate | None = None,
 ) -> PageStack:
-    """`count` pages of zeros, `size` as in KvPages; `code_dtype` None: plain. On the CPU they take
-    memory once they are written to."""
+    """`count` pages of zeros, `size` as in KvPages; `code_dtype` None: plain. `allocate`: where
+    they are; None: in memory of their own, which they take on the CPU once they are written to."""
+    allocate = allocate or partial(allocate_zeros, device=device)
     if code_dtype is None:
-        data = allocate_zeros((count, *size), dtype, device)
+        data = allocate((count, *size), dtype)
         return PageStack([PlainPages(each) for each in data], (data,))
-    quantized = allocate_zeros((count, *size), torch.uint8, device)
-    scales = allocate_zeros((count, *size[:3], 1), SCALE_DTYPE, device)
+    quantized = allocate((count, *size), torch.uint8)
+    scales = allocate((count, *size[:3], 1), SCALE_DTYPE)
     pages: list[KvPages] = [
         QuantizedPages(each.view(code_dtype), own, dtype=dtype)
         for each, own in zip(quantized, scales, strict=True)
@@ -213,6 +231,17 @@ def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Ten
         keys.write(slots, k)
         if v is not None:
             values.write(slots, v)
+
+
+def block_strides(keys: KvPages, values: KvPages) -> dict[str, int]:
+    """The elements from one block to the next, as constants of kernels that read `data` and
+    `scales`."""
+    return {
+        "KEY_STRIDE": keys.data.stride(0),
+        "VALUE_STRIDE": values.data.stride(0),
+        "KEY_SCALE_STRIDE": 0 if keys.scales is None else keys.scales.stride(0),
+        "VALUE_SCALE_STRIDE": 0 if values.scales is None else values.scales.stride(0),
+    }
 
 
 def vector_bytes(dim: int, *, dtype: torch.dtype, code_dtype: torch.dtype | None) -> int:

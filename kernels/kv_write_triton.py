@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .kv_groups import GroupedPages, num_value_groups
-from .kv_pages import KvPages, PlainPages
+from .kv_pages import KvPages, PlainPages, block_strides
 
 WRITE_OPTIONS: dict[str, Any] = {"num_warps": 1}
 CLOSE_OPTIONS: dict[str, Any] = {"num_warps": 4}
@@ -82,6 +82,7 @@ def write_constants(keys: KvPages, values: KvPages) -> dict[str, Any]:
     return {
         "NUM_HEADS": keys.num_heads,
         "BLOCK_SIZE": keys.block_size,
+        **block_strides(keys, values),
         "DIM": keys.dim,
         "VALUE_DIM": values.dim,
         "BLOCK_DIM": triton.next_power_of_2(keys.dim),
@@ -109,7 +110,7 @@ def close_constants(keys: GroupedPages, values: GroupedPages) -> dict[str, Any]:
 
 @triton.jit
 def write_kernel(
-    keys_ptr: tl.tensor,  # [blocks, block size, NUM_HEADS, DIM]
+    keys_ptr: tl.tensor,  # [blocks, block size, NUM_HEADS, DIM], a block dense
     key_scales_ptr: tl.tensor,  # [blocks, block size, NUM_HEADS]; None: no codes
     values_ptr: tl.tensor,  # None: the values are part of the keys
     value_scales_ptr: tl.tensor,
@@ -123,6 +124,10 @@ def write_kernel(
     v_head_stride: int,
     NUM_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    KEY_STRIDE: tl.constexpr,
+    VALUE_STRIDE: tl.constexpr,
+    KEY_SCALE_STRIDE: tl.constexpr,
+    VALUE_SCALE_STRIDE: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -135,24 +140,30 @@ def write_kernel(
     slot = tl.load(slots_ptr + token)
     if slot < 0:
         return
+    block = slot // BLOCK_SIZE
     if open_slots_ptr is not None:
-        slot = tl.load(open_slots_ptr + slot // BLOCK_SIZE) * BLOCK_SIZE + slot % BLOCK_SIZE
-        if slot < 0:
+        block = tl.load(open_slots_ptr + block)
+        if block < 0:
             return
-    token = token.to(tl.int64)
-    place = slot * NUM_HEADS + head
+    token, block = token.to(tl.int64), block.to(tl.int64)
+    place = slot % BLOCK_SIZE * NUM_HEADS + head  # in its block
     k_ptr += token * k_token_stride + head * k_head_stride
-    _store(keys_ptr, key_scales_ptr, place, k_ptr, DIM, BLOCK_DIM, LARGEST)
+    key = block * KEY_STRIDE + place * DIM
+    scale = block * KEY_SCALE_STRIDE + place
+    _store(keys_ptr, key_scales_ptr, key, scale, k_ptr, DIM, BLOCK_DIM, LARGEST)
     if values_ptr is not None:
         v_ptr += token * v_token_stride + head * v_head_stride
-        _store(values_ptr, value_scales_ptr, place, v_ptr, VALUE_DIM, BLOCK_VALUE, LARGEST)
+        value = block * VALUE_STRIDE + place * VALUE_DIM
+        scale = block * VALUE_SCALE_STRIDE + place
+        _store(values_ptr, value_scales_ptr, value, scale, v_ptr, VALUE_DIM, BLOCK_VALUE, LARGEST)
 
 
 @triton.jit
 def _store(
     pages_ptr: tl.tensor,
     scales_ptr: tl.tensor,
-    place: tl.tensor,
+    start: tl.tensor,  # of the vector in the pages
+    scale_place: tl.tensor,
     vector_ptr: tl.tensor,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -166,14 +177,14 @@ def _store(
         # A sum of zeros, but NaN if an element is not finite: such rows must be found.
         largest = tl.max(tl.abs(vector), axis=0) + tl.sum(vector * 0.0, axis=0)
         scale = tl.div_rn(largest, LARGEST).to(scales_ptr.dtype.element_ty)
-        tl.store(scales_ptr + place, scale)
+        tl.store(scales_ptr + scale_place, scale)
         step = tl.maximum(scale.to(tl.float32), 1.1754943508222875e-38)
         vector = tl.div_rn(vector, step)
         vector = tl.minimum(tl.maximum(vector, -LARGEST), LARGEST)
         if pages_ptr.dtype.element_ty == tl.int8:
             # Adding a number that leaves no bits for fractions rounds to nearest, ties to even.
             vector = (vector + 12582912.0) - 12582912.0
-    tl.store(pages_ptr + place * DIM + dims, vector.to(pages_ptr.dtype.element_ty), mask=inside)
+    tl.store(pages_ptr + start + dims, vector.to(pages_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -189,10 +189,13 @@ def _stacked_a(flat: Tensor, entries: Entries, in_features: int) -> Tensor:
     """The A matrices of the touched slices, one under another: `[sum of ranks, in_features]`."""
     num_rows = sum([entry[2] for entry in entries])
     start = next((entry[0] for entry in entries if entry[2]), 0)
+    # as_strided counts from the beginning of the memory.
+    start += int(flat.storage_offset())
     return flat.as_strided((num_rows, in_features), (in_features, 1), start)
 
 
 def _slice_b(flat: Tensor, entry: Sequence[int], out_features: int) -> Tensor:
     """One slice's B, `[rank, out_features]`."""
     _, start, rank = entry
+    start += int(flat.storage_offset())
     return flat.as_strided((rank, out_features), (out_features, 1), start)

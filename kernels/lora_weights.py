@@ -54,6 +54,7 @@ def slice_matrices(
     a_start, b_start, rank = weights.row_tables[row][slice_index]
     if not rank:
         return None
-    a = weights.flat.as_strided((rank, in_features), (in_features, 1), a_start)
-    b = weights.flat.as_strided((rank, out_features), (out_features, 1), b_start)
+    first = weights.flat.storage_offset()  # as_strided counts from the beginning of the memory
+    a = weights.flat.as_strided((rank, in_features), (in_features, 1), first + a_start)
+    b = weights.flat.as_strided((rank, out_features), (out_features, 1), first + b_start)
     return a, b

@@ -40,7 +40,10 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.on_reuse = on_reuse
         self._ref_counts = [0] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self._first, num_blocks))
+        self._tickets = list(range(num_blocks))
+        """By block a number of its own, which goes with the content if that moves."""
+        self._free = OrderedDict((ticket, ticket) for ticket in self._tickets[self._first :])
+        """By ticket the free blocks, the one that is reused next first."""
         self._withdrawn: list[int] = []
         self._clock = clock
         self._meters = [0.0] * num_blocks
@@ -64,11 +67,12 @@ class BlockPool:
     @property
     def next_free(self) -> int:
         """The free block that is allocated next; there must be one."""
-        return next(iter(self._free))
+        return next(iter(self._free.values()))
 
     def count_free(self, block_ids: Set[int]) -> int:
         """The number of these blocks without a holder."""
-        return len(self._free.keys() & block_ids)
+        tickets = self._tickets
+        return len(self._free.keys() & {tickets[block_id] for block_id in block_ids})
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
@@ -78,7 +82,7 @@ class BlockPool:
         0."""
         if count > len(self._free):
             return None
-        block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
+        block_ids = [self._free.popitem(last=False)[1] for _ in range(count)]
         now = self._clock() if block_ids else 0.0
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
@@ -89,27 +93,58 @@ class BlockPool:
 
     def withdraw(self, count: int) -> list[int]:
         """Take free blocks out of use, those that would be reused first; there must be as many."""
-        block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
+        block_ids = [self._free.popitem(last=False)[1] for _ in range(count)]
         self._withdrawn += block_ids
         for block_id in block_ids:
             if self.on_reuse:
                 self.on_reuse(block_id)
         return block_ids
 
+    def withdraw_last(self, count: int) -> tuple[list[int], dict[int, int]]:
+        """Take the last `count` blocks out of use; there must be as many free ones.
+
+        The blocks that would be reused first lose their content, wherever they are. What the last
+        blocks hold moves there, with its holders and its turn to be reused. Returns the last
+        blocks, and for those whose content moves the new place.
+        """
+        end = self.num_blocks - len(self._withdrawn)
+        last = range(end - 1, end - 1 - count, -1)
+        reused = [self._free.popitem(last=False)[1] for _ in range(count)]
+        for block_id in reused:
+            if self.on_reuse:
+                self.on_reuse(block_id)
+        targets = [block_id for block_id in reused if block_id not in last]
+        sources = set(last).difference(reused)
+        moves = dict(zip(sorted(sources), targets, strict=True))
+        for source, target in moves.items():
+            self._move(source, target)
+        self._withdrawn += last
+        return list(last), moves
+
+    def _move(self, source: int, target: int) -> None:
+        """Let `target`, which is not free and has no holder, be what `source` is."""
+        tickets = self._tickets
+        tickets[source], tickets[target] = tickets[target], tickets[source]
+        if tickets[target] in self._free:
+            self._free[tickets[target]] = target
+        self._ref_counts[target], self._ref_counts[source] = self._ref_counts[source], 0
+        self._meters[target] = self._meters[source]
+        self._read_at[target] = self._read_at[source]
+
     def restore(self, count: int) -> None:
-        """Take withdrawn blocks into use again, before any other free block; there must be as
-        many."""
+        """Take withdrawn blocks into use again, those that were withdrawn last and before any other
+        free block; there must be as many."""
         assert count <= len(self._withdrawn), "only what was withdrawn is restored"
         for _ in range(count):
             block_id = self._withdrawn.pop()
-            self._free[block_id] = None
-            self._free.move_to_end(block_id, last=False)
+            self._free[self._tickets[block_id]] = block_id
+            self.forget(block_id)
 
     def share(self, block_ids: Iterable[int]) -> float:
         """Add a holder to blocks whose content is reused; returns the sum of their meters."""
         now, meters = self._clock(), 0.0
         for block_id in block_ids:
-            self._free.pop(block_id, None)
+            self._free.pop(self._tickets[block_id], None)
             meters += self._read(block_id, now)
             self._ref_counts[block_id] += 1
         return meters
@@ -123,7 +158,7 @@ class BlockPool:
             meters += self._read(block_id, now)
             self._ref_counts[block_id] -= 1
             if not self._ref_counts[block_id]:
-                self._free[block_id] = None
+                self._free[self._tickets[block_id]] = block_id
                 if self.on_free:
                     self.on_free(block_id)
         return meters
@@ -137,20 +172,22 @@ class BlockPool:
 
     def touch(self, block_id: int) -> None:
         """Reuse this block last if it is free, because its content is in use."""
-        if block_id in self._free:
-            self._free.move_to_end(block_id)
+        if (ticket := self._tickets[block_id]) in self._free:
+            self._free.move_to_end(ticket)
 
     def forget(self, block_id: int) -> None:
         """Reuse this block first if it is free, because its content is useless."""
-        if block_id in self._free:
-            self._free.move_to_end(block_id, last=False)
+        if (ticket := self._tickets[block_id]) in self._free:
+            self._free.move_to_end(ticket, last=False)
 
     def check_integrity(self) -> None:
         """Assert that every block in use is either free or held, no other is either, and no count
         is negative."""
         assert not any(
-            block_id in self._free or self._ref_counts[block_id] for block_id in self._withdrawn
+            self._tickets[block_id] in self._free or self._ref_counts[block_id]
+            for block_id in self._withdrawn
         ), "a withdrawn block is in use"
+        assert all(self._tickets[block_id] == ticket for ticket, block_id in self._free.items())
         held = sum(1 for count in self._ref_counts[self._first :] if count > 0)
         assert min(self._ref_counts, default=0) >= 0, "a reference count is negative"
         assert held + len(self._free) == self.num_usable, (

@@ -16,6 +16,7 @@ from ...kernels.kv_pages import GatherBuffer, KeyPrefix, KvPages, stack_pages, v
 from ..config import KvDtype
 from ..errors import UnsupportedModel
 from ..transfers import HostCopy, to_device
+from .block_memory import BlockMemory
 from .disk_blocks import DiskBlocks
 from .groups import LayerKvShape, StateShape
 from .host_blocks import HostBlocks, SlotMemory
@@ -102,11 +103,13 @@ class KvCache:
         device: torch.device,
         num_swap_slots: Sequence[int] = (),
         slot_memory: SlotMemory | None = None,
+        block_memory: BlockMemory | None = None,
         has_spare_blocks: bool = False,
         num_open_slots: int | None = None,
     ) -> None:
         """`shapes`: nothing for the layers of other stages. `num_swap_slots`: blocks of host memory
-        per group; empty: none. `slot_memory`: where those of one group are.
+        per group; empty: none. `slot_memory`: where those of one group are. `block_memory`: where
+        the blocks of the group are that gives its end.
         `has_spare_blocks`: each group has one additional block, to which padding writes.
         `num_open_slots`: per group, if complete blocks are quantized; None: every block is open
         forever."""
@@ -127,6 +130,8 @@ class KvCache:
                 for layer in group.layers:
                     self.windows[layer] = group.window, group.sinks
         self._device = device
+        self._block_memory = block_memory
+        self._num_spare = int(has_spare_blocks)
         self._tensors: list[list[Tensor]] = []
         """By group: `[layers, num_blocks, ...]` each, the keys or values of several layers."""
         self._open: list[OpenForms] = []
@@ -159,17 +164,20 @@ class KvCache:
                     made.open.blocks.open([group.num_blocks], [SPARE_SLOT])
                 continue
             tensors: list[Tensor] = []
+            memory = self._memory_of(group)
+            num_blocks = memory.num_blocks if memory else group.num_reserved + self._num_spare
             for (num_heads, dim), parts in _parts_by_size(group, shapes).items():
                 stack = stack_pages(
                     len(parts),
-                    (group.num_reserved + has_spare_blocks, block_size, num_heads, dim),
+                    (num_blocks, block_size, num_heads, dim),
                     dtype=kv_format.dtype,
                     code_dtype=kv_format.code_dtype,
                     device=device,
+                    allocate=memory.take if memory else None,
                 )
                 pages.update(zip(parts, stack.pages, strict=True))
                 tensors += stack.tensors
-            if group.may_move:
+            if group.may_move and not memory:
                 for tensor in tensors:
                     use_small_pages(tensor)
             self._tensors.append(tensors)
@@ -197,8 +205,12 @@ class KvCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the device's tensors."""
-        tensors = [tensor for group in self._tensors for tensor in group]
+        """Bytes of all blocks that have an address."""
+        tensors = [
+            tensor[:, : group.num_reserved + self._num_spare]
+            for group, own in zip(self.groups, self._tensors, strict=True)
+            for tensor in own
+        ]
         tensors += [tensor for opened in self._open for tensor in opened.tensors]
         return sum(tensor.nbytes for tensor in tensors)
 
@@ -214,7 +226,15 @@ class KvCache:
     @property
     def spare_blocks(self) -> list[int]:
         """The spare block of each group, if the cache has them."""
-        return [group.num_reserved for group in self.groups]
+        memories = map(self._memory_of, self.groups)
+        return [
+            memory.num_blocks - 1 if memory else group.num_reserved
+            for group, memory in zip(self.groups, memories, strict=True)
+        ]
+
+    def _memory_of(self, group: KvGroup) -> BlockMemory | None:
+        """The memory that this group's blocks divide with others; None: they have their own."""
+        return self._block_memory if group.gives_end else None
 
     def clear(self, tables: Sequence[BlockTable], start: int, end: int) -> None:
         """Zero places `[start, end)` of the sequence with these blocks, by group."""
@@ -236,10 +256,9 @@ class KvCache:
         if all were read before any is written."""
         assert not self._open, "draft trees are not served over quantized blocks"
         for table, tensors in zip(tables, self._tensors, strict=True):
-            read, written = (self._slots(table, positions) for positions in (sources, targets))
+            read, written = (self._places(table, positions) for positions in (sources, targets))
             for tensor in tensors:
-                slots = tensor.flatten(1, 2)
-                slots[:, written] = slots[:, read]
+                tensor[:, *written] = tensor[:, *read]
 
     def execute(self, operations: Sequence[KvOperation]) -> None:
         """Execute the operations that the scheduler's bookkeeping has queued, strictly in order.
@@ -335,7 +354,11 @@ class KvCache:
             tensor.index_fill_(1, index, 0)
 
     def _give_back(self, group: int, block_ids: Sequence[int]) -> None:
-        """Return the pages of these blocks to the system, neighbours together."""
+        """Return the pages of these blocks to the system, neighbours together; or zero them, if
+        adapters get the same addresses."""
+        if self._memory_of(self.groups[group]):
+            self._zero(group, block_ids)
+            return
         runs = list(_runs(sorted(block_ids)))
         for tensor in self._tensors[group]:
             for layer in tensor:
@@ -378,9 +401,10 @@ class KvCache:
         for tensor, host in pairs:
             tensor.index_copy_(1, index, to_device(host.index_select(1, slots), self._device))
 
-    def _slots(self, table: BlockTable, positions: Sequence[int]) -> Tensor:
+    def _places(self, table: BlockTable, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The blocks of these positions, and their offsets in them."""
         blocks, offsets = np.divmod(positions, self.block_size)
-        return to_device(table[blocks] * self.block_size + offsets, self._device)
+        return to_device(table[blocks], self._device), to_device(offsets, self._device)
 
     def _index(self, block_ids: Sequence[int]) -> Tensor:
         return to_device(block_ids, self._device, torch.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -63,7 +63,10 @@ class GroupBlocks:
         self.layout = layout
         self.num_sink_blocks = layout.num_sink_blocks(block_size)
         self.pool = BlockPool(layout.num_reserved, clock=clock)
-        self.pool.withdraw(layout.num_more)
+        if layout.gives_end:
+            self.pool.withdraw_last(layout.num_more)
+        else:
+            self.pool.withdraw(layout.num_more)
         self.cached = CachedBlocks(self.pool)
         self.cached.on_evict = self._note_evicted
         self.ghosts: Ghosts[bytes] = Ghosts()
@@ -72,6 +75,8 @@ class GroupBlocks:
         self.host.prefixes.on_evict = self._note_evicted_on_host
         self.num_fetched = 0
         """Blocks copied back from the host."""
+        self.num_moved = 0
+        """Blocks whose content was moved because they were among the last."""
         self.disk: Disk | None = None
         """Where published blocks are written to as well."""
         self.open = None if num_open_slots is None else OpenSlots(num_open_slots)
@@ -326,6 +331,34 @@ class GroupBlocks:
         """Take free blocks out of use and give their memory back; there must be as many."""
         if block_ids := self.pool.withdraw(count):
             self._operations.add(GiveBackBlocks(self.index, tuple(block_ids)))
+
+    def withdraw_last(self, count: int, live: Iterable[SequenceBlocks]) -> None:
+        """Take the last blocks out of use and zero them; there must be as many free ones. What they
+        hold moves to blocks that lose their content. `live`: every sequence.
+
+        The tables change at once, so nobody may read or write the cache before the operations that
+        this queues are executed.
+        """
+        block_ids, moves = self.pool.withdraw_last(count)
+        if not block_ids:
+            return
+        self.cached.move(moves)
+        for source, target in moves.items():
+            if self.pool.ref_count(target) or target in self.cached:
+                self._operations.add(CopyBlock(self.index, source, target))
+        self._operations.add(GiveBackBlocks(self.index, tuple(block_ids)))
+        if moves:
+            self._move_tables(moves, live)
+            self.num_moved += len(moves)
+
+    def _move_tables(self, moves: Mapping[int, int], live: Iterable[SequenceBlocks]) -> None:
+        moved = np.arange(self.pool.num_blocks)
+        moved[list(moves)] = list(moves.values())
+        first = min(moves)
+        for seq in live:
+            for tables in (seq.tables, seq.targets):
+                if tables and tables[self.index].max(initial=NULL_BLOCK) >= first:
+                    tables[self.index] = block_table(moved[tables[self.index]])
 
     def restore(self, count: int) -> None:
         """Take withdrawn blocks into use again; there must be as many."""

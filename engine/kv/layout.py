@@ -58,6 +58,9 @@ class KvGroup:
     """Further blocks that the pool may get while it serves, from the adapters' memory."""
     num_less: int = 0
     """Blocks that the pool may lose while it serves, to the adapters' memory."""
+    gives_end: bool = False
+    """Only the last blocks can be lost, because adapters get the same addresses; see
+    `DividedMemory`."""
 
     @property
     def num_usable(self) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -164,6 +164,13 @@ class CachedBlocks:
             return False
         del self._block_by_key[prefix.key]
         return True
+
+    def move(self, moves: Mapping[int, int]) -> None:
+        """The content of each source is in its target from now on, which is not published."""
+        for source, target in moves.items():
+            if prefix := self._prefixes.pop(source, None):
+                self._prefixes[target] = prefix
+                self._block_by_key[prefix.key] = target
 
     def drop_adapter(self, adapter: AdapterKey) -> list[int]:
         """Unpublish all blocks of this adapter and of its compositions; returns them."""

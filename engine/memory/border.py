@@ -1,17 +1,18 @@
 """Moves memory between the KV cache and the arena, as `Budget` decides.
 
-One side gives before the other gets: the KV cache gives up free blocks, whose memory goes back to
-the system before the next step, and the arena gives up its end once it is empty. Addresses stay.
-Torch-free.
+One side gives before the other gets. The KV cache gives up free blocks, whose memory goes back to
+the system before the next step; or its last blocks, if adapters get the same addresses: what they
+hold moves to free ones. The arena gives up its end once it is empty. Addresses stay. Torch-free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...adapters.manager import AdapterManager
 from ..kv.blocks import KvBlocks
+from ..kv.layout import KvOperation
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.step_costs import StepCosts
 from .budget import INTERVAL_SECONDS, Bounds, Budget
@@ -19,8 +20,8 @@ from .budget import INTERVAL_SECONDS, Bounds, Budget
 PATIENCE_SECONDS = 5.0
 """A move that leases, pins or running requests hold up for so long is given up."""
 MOST_BLOCKS_PER_STEP = 32
-"""Blocks that are given back at once: it takes a system call per block and layer, and the step's
-requests wait for it."""
+"""Blocks that are given back at once: it takes a system call per block and layer, or copies, and
+the step's requests wait for it."""
 
 
 class Border:
@@ -37,12 +38,14 @@ class Border:
         scheduler: Scheduler,
         costs: StepCosts,
         clock: Callable[[], float],
+        execute: Callable[[Sequence[KvOperation]], None],
     ) -> None:
-        """`block_bytes`, `block_size`: of a block of the group that gives and gets blocks."""
+        """`block_bytes`, `block_size`: of a block of the group that gives and gets blocks.
+        `execute`: executes operations behind the steps in flight."""
         (self._group,) = (group for group in kv.groups if group.layout.may_move)
         self._kv, self._block_bytes, self._block_size = kv, block_bytes, block_size
         self._manager, self._scheduler, self._costs = manager, scheduler, costs
-        self._clock = clock
+        self._clock, self._execute = clock, execute
         self._bounds = bounds
         self._budget = Budget(bounds, manager.arena_bytes, clock())
         self._group.ghosts.depth = bounds.reach // block_bytes
@@ -90,7 +93,16 @@ class Border:
             self._manager.resize(wanted)
             return
         missing = wanted - arena_bytes - self._spare_bytes
-        self._group.withdraw(min(-(-missing // self._block_bytes), self._num_to_spare))
+        self._take_blocks(min(-(-missing // self._block_bytes), self._num_to_spare))
+
+    def _take_blocks(self, count: int) -> None:
+        if not self._group.layout.gives_end:
+            self._group.withdraw(count)
+        elif count:
+            # Nothing may come between a table and the bytes of its blocks.
+            live = (request.kv for request in self._scheduler.requests())
+            self._group.withdraw_last(count, live)
+            self._execute(self._kv.operations.take())
 
     @property
     def _num_to_spare(self) -> int:

@@ -22,12 +22,17 @@ seldom asked for again, and each block takes bookkeeping."""
 
 
 def plan_border(
-    arena_bytes: int, demands: Sequence[KvDemand], groups: tuple[KvGroup, ...], max_model_len: int
+    arena_bytes: int,
+    demands: Sequence[KvDemand],
+    groups: tuple[KvGroup, ...],
+    max_model_len: int,
+    *,
+    is_divided: bool = False,
 ) -> tuple[Bounds | None, tuple[KvGroup, ...]]:
     """The bounds, and the groups with the blocks that may come and go; None if nothing can move.
 
     The blocks of the layers that see all tokens move. `groups`: as they are at the start, in the
-    order of `demands`.
+    order of `demands`. `is_divided`: both sides lie in one memory, see `DividedMemory`.
     """
     moving = [index for index, demand in enumerate(demands) if demand.sees_all]
     if len(moving) != 1:
@@ -48,6 +53,7 @@ def plan_border(
         group,
         num_more=max((total - least_adapters) // size - num_blocks, 0),
         num_less=max(num_blocks - least_blocks, 0),
+        gives_end=is_divided,
     )
     return bounds, (*groups[:index], bordered, *groups[index + 1 :])
 

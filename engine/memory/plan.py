@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ...adapters.untouched import CAN_GIVE_BACK
 from ..config import EngineConfig
 from ..errors import InsufficientMemory
+from ..kv.block_memory import UNIT_BYTES
 from ..kv.layout import KvGroup
 from .border_plan import ARENA_UNIT_BYTES, plan_border
 from .budget import Bounds
@@ -100,7 +101,9 @@ def plan_memory(
     max_model_len = _longest(base, num_blocks, config.kv_block_size)
     border = None
     if _may_move(config, memory, base, proposers):
-        border, groups = plan_border(pools.arena, base.kv, groups, max_model_len)
+        border, groups = plan_border(
+            pools.arena, base.kv, groups, max_model_len, is_divided=divides_memory(memory)
+        )
     if border is not None:
         lines.append(_border_line(border))
     host = plan_host(config, base.kv, num_blocks)
@@ -125,10 +128,19 @@ def _may_move(
 ) -> bool:
     """Whether the border may move: the operator fixed no side, and the pools can give memory
     back."""
-    is_fixed = config.arena_bytes is not None or config.kv_cache_bytes is not None
-    can_give_back = memory.is_host and CAN_GIVE_BACK and config.num_ranks == 1
-    has_other_pools = proposers.block_bytes or open_bytes_of(base.kv)
-    return can_give_back and not is_fixed and not has_other_pools
+    if config.arena_bytes is not None or config.kv_cache_bytes is not None:
+        return False
+    if config.num_ranks > 1 or proposers.block_bytes or open_bytes_of(base.kv):
+        return False
+    if divides_memory(memory):
+        return config.kv_block_size % UNIT_BYTES == 0  # so that the parts of a block are aligned
+    return CAN_GIVE_BACK
+
+
+def divides_memory(memory: DeviceMemory) -> bool:
+    """Whether arena and KV blocks lie in one memory if the border moves: on a device whose pages
+    cannot be given back."""
+    return not memory.is_host
 
 
 def _border_line(border: Bounds) -> str:

@@ -23,6 +23,11 @@ def make_arena(capacity_elements: int = 1 << 16, dtype: torch.dtype = torch.floa
     return Arena(make_layout(), capacity_elements * dtype.itemsize, dtype, CPU)
 
 
+def make_arena_at_the_end(memory: Tensor, capacity_elements: int) -> Arena:
+    num_bytes = capacity_elements * torch.float32.itemsize
+    return Arena(make_layout(), num_bytes, torch.float32, CPU, memory=memory)
+
+
 def load(arena: Arena, stored: StoredBlock) -> Placement:
     host = HostCache(make_layout(), 1 << 20, arena.flat.dtype)
     block = host.read(stored.key, stored.path)
@@ -396,3 +401,34 @@ def test_a_classification_head_moves_with_its_adapter_and_changes_no_slice() -> 
     remove(arena, target)
     assert arena.row_heads == {}
     assert not arena.flat.any()
+
+
+def test_an_arena_at_the_end_of_a_memory_grows_towards_its_beginning(tmp_path: Path) -> None:
+    size = make_arena().capacity * torch.float32.itemsize
+    memory = torch.full((256 + size,), 99, dtype=torch.uint8)[256:]
+    capacity = size // torch.float32.itemsize // 4
+    memory[-size // 4 :] = 0
+    arena = make_arena_at_the_end(memory, capacity)
+    assert (arena.capacity, arena.reserved) == (capacity, 4 * capacity)
+    first = load(arena, write_block(tmp_path / "first", make_key("first")))
+    stored = write_block(tmp_path / "second", make_key("second"), seed=1)
+    second = load(arena, stored)
+    memory[: -size // 4] = 0
+    arena.resize(2 * capacity)
+    remove(arena, first)
+    moved = arena.place_again(second.row, avoid=[Extent(0, capacity)])
+    assert moved is not None
+    arena.copy_between(second, moved)
+    arena.publish(moved)
+    for index in stored.plan.ranks:
+        for actual, before in zip(
+            matrices(arena, moved.row, index), matrices(arena, second.row, index), strict=True
+        ):
+            assert torch.equal(actual, before)
+            assert actual.any()
+    used = memory.nonzero().flatten()
+    assert used.min() >= size - 2 * capacity * torch.float32.itemsize
+    remove(arena, second)
+    remove(arena, moved)
+    arena.resize(capacity)
+    assert not memory.any(), "what is given up holds zeros"

@@ -106,6 +106,47 @@ def test_withdrawn_blocks_are_out_of_use_until_they_are_restored() -> None:
     pool.check_integrity()
 
 
+def test_what_the_last_blocks_hold_moves_to_those_that_would_be_reused_first() -> None:
+    reused: list[int] = []
+    pool = BlockPool(9, on_reuse=reused.append)
+    held = pool.allocate(8)
+    assert held == [1, 2, 3, 4, 5, 6, 7, 8]
+    pool.share([7])
+    pool.free([4])
+    pool.free([8])
+    pool.free([2])
+    reused.clear()
+    assert pool.withdraw_last(2) == ([8, 7], {7: 4})
+    assert reused == [4, 8]
+    assert (pool.num_usable, pool.num_free, pool.next_free) == (6, 1, 2)
+    assert [pool.ref_count(block_id) for block_id in (4, 7, 8)] == [2, 0, 0]
+    pool.check_integrity()
+    pool.restore(1)
+    assert pool.allocate(1) == [7]  # the one beside the others
+    pool.free([4, 7])
+    pool.check_integrity()
+
+
+def test_a_free_block_that_moves_keeps_its_turn() -> None:
+    pool = BlockPool(7)
+    assert pool.allocate(6) == [1, 2, 3, 4, 5, 6]
+    for block_id in (2, 6, 4, 1):
+        pool.free([block_id])
+    assert pool.withdraw_last(1) == ([6], {6: 2})
+    assert pool.allocate(3) == [2, 4, 1]
+
+
+def test_a_block_that_moves_has_been_held_for_as_long_as_before() -> None:
+    clock = ManualClock()
+    pool = BlockPool(5, clock=clock)
+    assert pool.allocate(4) == [1, 2, 3, 4]
+    clock.now += 6.0
+    pool.free([2])
+    assert pool.withdraw_last(1) == ([4], {4: 2})
+    clock.now += 1.0
+    assert pool.free([2]) == 7.0
+
+
 class ManualClock:
     now = 100.0
 

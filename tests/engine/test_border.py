@@ -1,4 +1,5 @@
-"""The border between KV cache and arena moves while requests are served."""
+"""The border between KV cache and arena moves while requests are served, with memory of their own
+as on the CPU, and in one memory as on CUDA."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.record import Departure
+from loraplex.engine.memory import plan
 from loraplex.engine.memory.border import Border
-from loraplex.engine.memory.budget import Budget
 from loraplex.engine.reports.memory import map_memory
+from support.borders import swing
 from support.engine import LocalEngine
 from support.models import make_adapter
 
@@ -21,23 +24,6 @@ NUM_ADAPTERS = 6
 BLOCK_BYTES = 8192
 """Of 16 tokens of the tiny base in fp32."""
 SHARED = [7 * index % 90 + 3 for index in range(40)]
-
-
-class Swinging(Budget):
-    """Wants the border as far at one end as it goes, then at the other, at every chance."""
-
-    wants_more_for_adapters = True
-
-    def is_due(self, now: float) -> bool:
-        return True
-
-    def _direction(self) -> int:
-        bounds = self.bounds
-        if self.adapter_bytes + bounds.step > bounds.most_adapters:
-            self.wants_more_for_adapters = False
-        if self.adapter_bytes - bounds.step < bounds.least_adapters:
-            self.wants_more_for_adapters = True
-        return 1 if self.wants_more_for_adapters else -1
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +46,26 @@ def open_engine(model: Path, folder: Path, **config: object) -> LocalEngine:
     )
 
 
+@pytest.fixture(params=["own", "divided"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "divided":
+        monkeypatch.setattr(plan, "divides_memory", lambda _memory: True)
+    return str(request.param)
+
+
 @pytest.fixture
-def moving(tiny_base: Path, tmp_path: Path) -> Iterator[LocalEngine]:
+def moving(tiny_base: Path, tmp_path: Path, memory: str) -> Iterator[LocalEngine]:
     """An engine with no fixed border, whose arena holds from two adapters to all."""
-    engine = open_engine(
-        tiny_base, tmp_path, kv_cache_bytes=None, arena_bytes=None, memory_bytes=3 * MIB
-    )
+    engine = open_moving(tiny_base, tmp_path)
+    assert (engine.core.parts.kv.groups[0].layout.gives_end) == (memory == "divided")
     yield engine
     engine.core.close()
 
 
-def border_of(engine: LocalEngine) -> Border:
-    border = engine.core.parts.border
-    assert border is not None
-    return border
+def open_moving(model: Path, folder: Path, **config: object) -> LocalEngine:
+    return open_engine(
+        model, folder, kv_cache_bytes=None, arena_bytes=None, memory_bytes=3 * MIB, **config
+    )
 
 
 def serve(engine: LocalEngine, folders: list[Path]) -> list[list[int]]:
@@ -97,16 +89,23 @@ def serve(engine: LocalEngine, folders: list[Path]) -> list[list[int]]:
     return tokens
 
 
-def test_moves_of_the_border_change_no_token_and_no_address(
-    tiny_base: Path, adapters: list[Path], moving: LocalEngine, tmp_path: Path
-) -> None:
-    fixed = open_engine(tiny_base, tmp_path, prefix_caching=False)
-    expected = serve(fixed, adapters)
+@pytest.fixture(scope="module")
+def expected(
+    tmp_path_factory: pytest.TempPathFactory, tiny_base: Path, adapters: list[Path]
+) -> list[list[int]]:
+    """With a fixed border."""
+    fixed = open_engine(tiny_base, tmp_path_factory.mktemp("fixed"), prefix_caching=False)
+    tokens = serve(fixed, adapters)
     fixed.core.close()
+    return tokens
+
+
+def test_moves_of_the_border_change_no_token_and_no_address(
+    adapters: list[Path], expected: list[list[int]], moving: LocalEngine
+) -> None:
     parts = moving.core.parts
-    border, bounds = border_of(moving), parts.plan.border
+    border, bounds = swing(moving), parts.plan.border
     assert bounds is not None
-    border._budget = Swinging(bounds, parts.tiers.manager.arena_bytes, parts.clock())
     addresses = [parts.tiers.arena.flat.data_ptr(), *_kv_addresses(moving)]
     assert serve(moving, adapters) == expected
     assert border.num_moves > 20
@@ -120,6 +119,47 @@ def test_moves_of_the_border_change_no_token_and_no_address(
 def _kv_addresses(engine: LocalEngine) -> list[int]:
     cache = engine.core.parts.runner._cache
     return [pages.data.data_ptr() for pages in (*cache.keys.values(), *cache.values.values())]
+
+
+@pytest.mark.parametrize("memory", ["divided"], indirect=True)
+def test_blocks_move_under_running_requests_behind_a_step_in_flight_and_leave_zeros(
+    tiny_base: Path,
+    adapters: list[Path],
+    expected: list[list[int]],
+    memory: str,
+    tmp_path: Path,
+) -> None:
+    engine = open_moving(tiny_base, tmp_path, async_scheduling=True)
+    parts, border = engine.core.parts, swing(engine)
+    (group,) = parts.kv.groups
+    num_held = 0
+
+    def poll() -> None:
+        nonlocal num_held
+        held = [request.kv.tables[0] for request in parts.scheduler.requests()]
+        Border.poll(border)
+        now = [request.kv.tables[0] for request in parts.scheduler.requests()]
+        num_held += sum(one is not other for one, other in zip(held, now, strict=True))
+        assert not between_the_sides(engine).any()
+        parts.kv.check_integrity(request.kv for request in parts.scheduler.requests())
+
+    border.poll = poll  # type: ignore[method-assign]
+    assert serve(engine, adapters) == expected
+    assert min(group.num_moved, num_held, border.num_moves) > 10
+    engine.core.close()
+
+
+def between_the_sides(engine: LocalEngine) -> Tensor:
+    """The bytes of the memory that neither blocks in use nor adapters have."""
+    parts = engine.core.parts
+    arena, (group,) = parts.tiers.arena, parts.kv.groups
+    memory = parts.runner.cache._block_memory
+    assert memory is not None
+    end = (1 + group.pool.num_usable) * memory._block_bytes
+    free = (arena.reserved - arena.capacity) * arena.element_bytes
+    start = arena.flat.data_ptr() - memory._memory.data_ptr() + free
+    assert start >= end
+    return memory._memory[end:start]
 
 
 def test_where_a_side_is_fixed_no_border_moves(tiny_base: Path, tmp_path: Path) -> None:
@@ -139,6 +179,7 @@ def test_requests_are_judged_by_the_blocks_that_the_cache_always_has(moving: Loc
     assert group.fits_alone(moving.core.info.max_model_len, 128)
 
 
+@pytest.mark.parametrize("memory", ["own"], indirect=True)
 def test_the_memory_map_shows_the_arena_as_it_is_now(
     adapters: list[Path], moving: LocalEngine
 ) -> None:
@@ -148,7 +189,7 @@ def test_the_memory_map_shows_the_arena_as_it_is_now(
     for folder in adapters:
         moving.submit([5, 6, 7], moving.add_adapter(folder), max_tokens=1, ignore_eos=True)
     moving.run()
-    border_of(moving)._budget = Swinging(bounds, manager.arena_bytes, parts.clock())
+    swing(moving)
     sizes = set()
     for _ in range(20):
         moving.submit([5, 6, 7], None, max_tokens=10, ignore_eos=True)

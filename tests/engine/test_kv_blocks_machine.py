@@ -28,6 +28,7 @@ from loraplex.engine.kv.eviction import NEVER, EvictionPlan
 from loraplex.engine.kv.layout import (
     CopyBlock,
     EraseOnDisk,
+    GiveBackBlocks,
     KvGroup,
     KvOperation,
     SwapIn,
@@ -60,6 +61,8 @@ LAYOUTS = [
     [KvGroup((0,), None, 0, 12), KvGroup((1,), AttentionWindow(6, is_chunked=True), 0, 9)],
     [KvGroup((0,), AttentionWindow(4), 0, 9), KvGroup((1,), AttentionWindow(2), 3, 9)],
 ]
+BORDERED = [KvGroup((0,), None, 0, 14, num_more=2, num_less=5, gives_end=True)]
+"""The last blocks of its pool come and go."""
 SLIDES_AT = 10
 """Places of an endless sequence."""
 MAX_TOKENS = 20
@@ -124,6 +127,9 @@ class PlayedTensors:
                         ):
                             self.slots[group, block_id] = slot
                             self.open[group, slot] = [None] * SIZE
+                case GiveBackBlocks():
+                    for block_id in operation.block_ids:
+                        self.device[group, block_id] = [None] * SIZE
                 case CopyBlock():
                     copied = self.device[group, operation.source]
                     self.device[group, operation.target] = list(copied)
@@ -153,7 +159,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
     sequences = Bundle("sequences")
 
     @initialize(
-        layout=st.sampled_from(LAYOUTS),
+        layout=st.sampled_from([*LAYOUTS, BORDERED]),
         num_slots=st.integers(0, 12),
         cache=st.booleans(),
         num_open_slots=st.none() | st.integers(5, 20),
@@ -382,6 +388,26 @@ class KvBlocksMachine(RuleBasedStateMachine):
         if sequence in self.live:
             self.live.remove(sequence)
 
+    @rule(count=st.integers(-4, 4))
+    def move_border(self, count: int) -> None:
+        """The last blocks go out of use, or come back."""
+        (group, *_) = self.kv.groups
+        pool = group.pool
+        if not group.layout.gives_end or self.opens:
+            return
+        if count < 0:
+            group.restore(min(-count, pool.num_withdrawn))
+            return
+        count = min(count, pool.num_free, pool.num_usable - group.num_lasting)
+        held = range(pool.num_blocks - pool.num_withdrawn - count, pool.num_blocks)
+        self.tensors.counts["moved held"] += sum(map(bool, map(pool.ref_count, held)))
+        self.tensors.counts["moved prefixes"] += len(group.cached._prefixes.keys() & set(held))
+        group.withdraw_last(count, [sequence.kv for sequence in self.live])
+        self.tensors.execute(self.kv.operations.take())
+        first = pool.num_blocks - pool.num_withdrawn
+        for (_, block_id), block in self.tensors.device.items():
+            assert block_id < first or not any(block), "what others get is not zero"
+
     @rule()
     def drop_adapter(self) -> None:
         self.kv.drop_adapter(ADAPTER)
@@ -485,6 +511,21 @@ def test_long_walks_reach_every_mechanism(has_open_blocks: bool, num_runs: int) 
     for mechanism in mechanisms + ["compactions"] * (not has_open_blocks):
         # Swapped sequences and forks end at complete blocks if the others are open.
         assert reached[mechanism] >= (2 if has_open_blocks else 30), reached
+
+
+@pytest.mark.slow
+def test_long_walks_move_what_sequences_and_prefixes_hold_in_the_last_blocks() -> None:
+    moved: Counter[str] = Counter()
+    for seed in range(20):
+        rng, machine = Random(seed), KvBlocksMachine()
+        machine.start(BORDERED, num_slots=seed % 13, cache=seed % 4 > 0)
+        for _ in range(200):
+            machine.move_border(rng.randint(-4, 4))
+            _walk(machine, rng)
+            machine.nothing_is_leaked_or_doubly_owned()
+        moved += machine.tensors.counts
+        machine.teardown()
+    assert min(moved["moved held"], moved["moved prefixes"], moved["compactions"]) >= 30, moved
 
 
 def num_sink_blocks(group: KvGroup) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import torch
 
 from loraplex.engine.config import KvDtype
 from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.kv.block_memory import BlockMemory
 from loraplex.engine.kv.cache import KvCache, KvFormat, choose_kv_format, kv_bytes_per_block
 from loraplex.engine.kv.groups import LayerKvShape, group_layers, one_group
 from loraplex.engine.kv.layout import (
     CopyBlock,
+    GiveBackBlocks,
     KvGroup,
     KvOperation,
     SwapIn,
@@ -39,15 +42,38 @@ GROUPS = (
 FORMATS = [KvFormat(torch.float32), KvFormat(torch.bfloat16), KvFormat(torch.float32, torch.int8)]
 
 
-def make_cache(kv_format: KvFormat = FORMATS[0], num_swap_slots: tuple[int, ...] = ()) -> KvCache:
+Groups = tuple[KvGroup, ...]
+DIVIDED: Groups = (replace(GROUPS[0], num_less=3, gives_end=True), GROUPS[1])
+"""The blocks of the first group are in a memory that others have a part of."""
+
+
+@pytest.fixture(params=[GROUPS, DIVIDED], ids=["own", "divided"])
+def groups(request: pytest.FixtureRequest) -> Groups:
+    value: Groups = request.param
+    return value
+
+
+def make_cache(
+    kv_format: KvFormat = FORMATS[0],
+    num_swap_slots: tuple[int, ...] = (),
+    *,
+    groups: Groups = GROUPS,
+) -> KvCache:
     return KvCache(
-        GROUPS,
+        groups,
         SHAPES,
         block_size=BLOCK,
         kv_format=kv_format,
         device=CPU,
         num_swap_slots=num_swap_slots,
+        block_memory=make_memory(kv_format) if groups[0].gives_end else None,
     )
+
+
+def make_memory(kv_format: KvFormat) -> BlockMemory:
+    """With a block more than the cache has."""
+    size = kv_bytes_per_block(DIVIDED[0], SHAPES, block_size=BLOCK, kv_format=kv_format)
+    return BlockMemory(torch.zeros(7 * size, dtype=torch.uint8), size)
 
 
 def fill(cache: KvCache, seed: int = 0) -> None:
@@ -105,9 +131,9 @@ def content(cache: KvCache, group: int) -> list[list[float]]:
 
 @pytest.mark.parametrize("kv_format", FORMATS, ids=["fp32", "bf16", "int8"])
 def test_operations_are_executed_in_the_order_in_which_they_were_written(
-    kv_format: KvFormat,
+    kv_format: KvFormat, groups: Groups
 ) -> None:
-    cache = make_cache(kv_format, num_swap_slots=(2, 0))
+    cache = make_cache(kv_format, num_swap_slots=(2, 0), groups=groups)
     fill(cache)
     before, other = content(cache, 0), content(cache, 1)
     cache.execute(
@@ -129,9 +155,9 @@ def test_operations_are_executed_in_the_order_in_which_they_were_written(
     assert content(cache, 0)[1:4] == [before[3], before[1], before[4]]
 
 
-def test_clearing_a_block_leaves_nothing_that_was_not_finite() -> None:
+def test_clearing_a_block_leaves_nothing_that_was_not_finite(groups: Groups) -> None:
     for kv_format in FORMATS:
-        cache = make_cache(kv_format)
+        cache = make_cache(kv_format, groups=groups)
         for layer in range(len(SHAPES)):
             pages = cache.keys[layer]
             size = (2, pages.num_heads, pages.dim)
@@ -157,8 +183,10 @@ def slot_contents(cache: KvCache, group: int, table: list[int], length: int) -> 
 
 
 @pytest.mark.parametrize("kv_format", FORMATS, ids=["fp32", "bf16", "int8"])
-def test_positions_move_at_once_across_blocks_and_in_every_layer(kv_format: KvFormat) -> None:
-    cache = make_cache(kv_format)
+def test_positions_move_at_once_across_blocks_and_in_every_layer(
+    kv_format: KvFormat, groups: Groups
+) -> None:
+    cache = make_cache(kv_format, groups=groups)
     fill(cache)
     tables, length = [[3, 1, 5], [2, 4, 1]], 11
     before = [slot_contents(cache, group, tables[group], length) for group in (0, 1)]
@@ -170,9 +198,36 @@ def test_positions_move_at_once_across_blocks_and_in_every_layer(kv_format: KvFo
         assert slot_contents(cache, group, tables[group], length) == expected
 
 
-def test_random_operations_do_what_they_do_to_a_list() -> None:
+@pytest.mark.parametrize("kv_format", FORMATS, ids=["fp32", "bf16", "int8"])
+def test_blocks_in_a_divided_memory_touch_no_other_bytes(kv_format: KvFormat) -> None:
+    size = kv_bytes_per_block(DIVIDED[0], SHAPES, block_size=BLOCK, kv_format=kv_format)
+    memory = torch.full((7 * size,), 99, dtype=torch.uint8)
+    cache = KvCache(
+        DIVIDED,
+        SHAPES,
+        block_size=BLOCK,
+        kv_format=kv_format,
+        device=CPU,
+        block_memory=BlockMemory(memory, size),
+        has_spare_blocks=True,
+    )
+    assert cache.spare_blocks == [6, 5]
+    assert cache.block_bytes[0] == size
+    blocks = memory.view(7, size)
+    cache.execute([ZeroBlocks(0, (1, 2, 3))])
+    assert [block.unique().tolist() for block in blocks] == [[99], [0], [0], [0], [99], [99], [99]]
+    fill(cache)
+    assert [int((block != 99).sum()) > 0 for block in blocks] == [False, *[True] * 5, False]
+    third = blocks[3].clone()
+    cache.execute([CopyBlock(0, 3, 2), GiveBackBlocks(0, (5, 3, 4))])
+    assert torch.equal(blocks[2], third)
+    assert not blocks[3:6].any()
+    assert (blocks[[0, 6]] == 99).all()
+
+
+def test_random_operations_do_what_they_do_to_a_list(groups: Groups) -> None:
     rng = random.Random(0)
-    cache = make_cache(num_swap_slots=(4, 3))
+    cache = make_cache(num_swap_slots=(4, 3), groups=groups)
     fill(cache)
     device = [content(cache, group) for group in (0, 1)]
     empty = [device[group][0] for group in (0, 1)]

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from loraplex.engine.kv.group_blocks import GroupBlocks
 from loraplex.engine.kv.host_slots import HostSlots
 from loraplex.engine.kv.prefix_cache import Prefix, PrefixHasher
+from loraplex.engine.memory import plan
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.canaries import MARKERS, run_canaries
 from support.kv_canaries import BLOCK_BYTES, IN_KV, code
@@ -40,6 +42,29 @@ def test_every_answer_comes_from_its_own_values_with_prefixes_on_disk(
     found = run_canaries(80, seed=0, canaries=IN_KV._replace(config=config))
     assert found["foreign"] == 0
     assert found["blocks_from_disk"] > 10
+
+
+@pytest.mark.slow
+def test_every_answer_comes_from_its_own_values_while_blocks_and_adapters_change_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan, "divides_memory", lambda _memory: True)
+    moved: list[int] = []
+
+    def withdraw_last(self: GroupBlocks, *args: Any) -> None:
+        right(self, *args)
+        moved.append(self.num_moved)
+
+    right = GroupBlocks.withdraw_last
+    monkeypatch.setattr(GroupBlocks, "withdraw_last", withdraw_last)
+    config: dict[str, object] = {
+        "swap_bytes": 96 * BLOCK_BYTES,
+        "arena_bytes": None,
+        "kv_cache_bytes": None,
+        "memory_bytes": 5 << 20,
+    }
+    assert run_canaries(120, seed=0, canaries=IN_KV._replace(config=config))["foreign"] == 0
+    assert moved[-1] > 10
 
 
 def test_no_code_is_near_another() -> None:

@@ -21,6 +21,7 @@ from loraplex.engine.kv.groups import one_group
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.memory.demands import BaseDemand, ProposerDemand
 from loraplex.engine.memory.device_memory import DeviceMemory, available_bytes
+from loraplex.engine.memory.divided_memory import divide_memory
 from loraplex.engine.memory.kv_budget import MIB, KvDemand
 from loraplex.engine.memory.kv_demands import num_steps_in_flight
 from loraplex.engine.memory.plan import MemoryPlan, plan_memory
@@ -92,7 +93,7 @@ def test_on_the_host_the_default_leaves_memory_to_other_programs_and_says_so() -
     assert "--kv-cache-gib, --arena-gib or --host-cache-gib" in plan.lines[-1]
     large = plan_for(EngineConfig("m", max_num_seqs=640), DeviceMemory(64_000 * MIB, is_host=True))
     assert large.num_kv_blocks == (57_600 - 100 - 1024 - 4096) // 2
-    assert not any("--kv-cache-gib" in line for line in plan_for(EngineConfig("m")).lines)
+    assert not any("--host-cache-gib" in line for line in plan_for(EngineConfig("m")).lines)
 
 
 def test_on_the_host_given_sizes_are_taken_as_they_are() -> None:
@@ -388,8 +389,37 @@ def test_an_operator_who_sets_a_side_fixes_the_border(sizes: dict[str, Any]) -> 
     assert not any(group.may_move for group in plan.kv_groups)
 
 
+def test_on_a_device_only_the_last_blocks_come_and_go() -> None:
+    plan = plan_for(EngineConfig("m"))
+    (group,), border = plan.kv_groups, plan.border
+    assert border is not None
+    assert group.gives_end
+    assert border.total == plan.arena_bytes + group.num_usable * MIB
+    assert group.num_usable + group.num_more == (border.total - border.least_adapters) // MIB
+    assert any("border" in line for line in plan.lines)
+    (of_host,) = plan_for(EngineConfig("m", host_cache_bytes=MIB), HOST).kv_groups
+    assert not of_host.gives_end
+
+
+def test_on_a_device_both_sides_fit_into_one_memory_wherever_the_border_is() -> None:
+    plan = plan_for(EngineConfig("m"))
+    (group,), border = plan.kv_groups, plan.border
+    assert border is not None
+    blocks, arena = divide_memory(border, MIB, has_spare_block=True, device=torch.device("meta"))
+    most = group.num_usable + group.num_more
+    assert arena.numel() == border.most_adapters
+    start = arena.storage_offset()
+    assert start % 256 == 0
+    for num_blocks in (group.num_usable - group.num_less, group.num_usable, most):
+        adapter_bytes = border.total - num_blocks * MIB
+        assert (1 + num_blocks) * MIB <= start + arena.numel() - adapter_bytes
+    assert start + arena.numel() <= (blocks.num_blocks - 1) * MIB, "nor is the spare block"
+    assert blocks.num_blocks * MIB - border.total <= 4 * MIB
+
+
 def test_the_border_is_fixed_where_memory_cannot_be_given_back() -> None:
-    assert plan_for(EngineConfig("m")).border is None  # on the device
+    odd = EngineConfig("m", kv_block_size=8)  # blocks whose parts would not be aligned
+    assert plan_for(odd).border is None
     config = EngineConfig("m", host_cache_bytes=MIB)
     assert plan_for(config, HOST).border is not None
     draft = ProposerDemand(model_bytes=30 * MIB, kv_block_bytes=MIB // 2)
@@ -398,6 +428,8 @@ def test_the_border_is_fixed_where_memory_cannot_be_given_back() -> None:
     assert plan_for(config, HOST, proposers=eagle).border is None
     group = EngineConfig("m", host_cache_bytes=MIB, tensor_parallel_size=2)
     assert plan_for(group, HOST).border is None
+    for proposers in (draft, eagle):
+        assert plan_for(EngineConfig("m"), proposers=proposers).border is None
 
 
 def test_windows_keep_their_blocks_while_the_border_moves() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, SequenceGroup
 from loraplex.kernels.attention_window import AttentionWindow
-from support.attention_cases import AttentionCase, Sequences, Sizes
+from support.attention_cases import AttentionCase, Sequences, Sizes, pages_apart
 from support.marks import marked_slow
 
 pytestmark = pytest.mark.filterwarnings(
@@ -265,6 +265,26 @@ def test_what_shares_the_batch_changes_no_bit(
         )
         out = attend(interpreted_attention, case, AttentionBatch(torch.empty(0), (alone,), ()))
         assert torch.equal(out[index], together[index])
+
+
+@pytest.mark.parametrize(
+    ("name", "code_dtype"), [("one-head-each", torch.int8), ("latent", None)], ids=str
+)
+def test_blocks_that_lie_far_apart_change_no_bit(
+    interpreted_attention: ModuleType, name: str, code_dtype: torch.dtype | None
+) -> None:
+    """The last blocks' elements have numbers beyond 32 bits."""
+    case = AttentionCase(Sequences([(21, 1), (9, 2)]), PLAIN, SIZES[name], code_dtype=code_dtype)
+    expected, batch = attend(interpreted_attention, case), case.batch(in_place=True)
+    num_before = 1030 if code_dtype else 0
+    case.keys, case.values = pages_apart(
+        case.keys, case.values, dtype=case.q.dtype, num_before=num_before
+    )
+    groups = [
+        replace(group, block_tables=group.block_tables + num_before) for group in batch.groups
+    ]
+    actual = attend(interpreted_attention, case, replace(batch, groups=tuple(groups)))
+    assert torch.equal(actual, expected)
 
 
 def test_queries_may_lie_anyhow_but_for_their_last_axis(interpreted_attention: ModuleType) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from loraplex.kernels import kv_eviction
 from loraplex.kernels.attention import AttentionOptions
 from loraplex.kernels.kv_eviction import attention_mass, most_attended, move_tokens
-from loraplex.kernels.kv_pages import make_pages
+from loraplex.kernels.kv_pages import KvPages, make_pages
+from support.attention_cases import pages_apart
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 OPTIONS = {
@@ -64,14 +65,19 @@ def test_pooling_keeps_the_neighbors_of_an_attended_token_but_none_from_the_last
     assert most_attended(mass, budget=4, num_recent=1, pool_width=3).tolist() == [[3, 4, 5, 9]]
 
 
+@pytest.mark.parametrize("are_apart", [False, True])
 @pytest.mark.parametrize("code_dtype", [None, torch.int8, torch.float8_e4m3fn])
-def test_moved_tokens_are_stored_as_they_were(code_dtype: torch.dtype | None) -> None:
-    pages = make_pages(
+def test_moved_tokens_are_stored_as_they_were(
+    code_dtype: torch.dtype | None, are_apart: bool
+) -> None:
+    pages: KvPages = make_pages(
         (6, 4, KV_HEADS, DIM),
         dtype=torch.float32,
         code_dtype=code_dtype,
         device=torch.device("cpu"),
     )
+    if are_apart:
+        pages, _ = pages_apart(pages, pages, dtype=torch.float32)
     pages.write(torch.arange(4, 24), torch.randn(20, KV_HEADS, DIM))
     before = pages.gather(torch.arange(6)).flatten(0, 1).clone()
     sources, targets = torch.tensor([[4, 9, 11], [5, 9, 15]]), torch.tensor([21, 16, 17])

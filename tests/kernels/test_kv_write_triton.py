@@ -9,6 +9,7 @@ import torch
 
 from loraplex.kernels.kv_groups import GroupedPages, OpenBlocks, stack_grouped_pages
 from loraplex.kernels.kv_pages import KeyPrefix, KvPages, make_pages, write_pages
+from support.attention_cases import pages_apart
 from support.marks import marked_slow
 
 pytestmark = pytest.mark.filterwarnings(
@@ -63,6 +64,23 @@ def test_writes_what_the_pages_write(
     for pages, expected in ((keys, expected_keys), (values, expected_values)):
         for tensor, other in zip(pages.tensors, expected.tensors, strict=True):
             assert torch.equal(tensor, other)
+
+
+@pytest.mark.parametrize("name", marked_slow(["fp32", "int8-of-bf16"], slow={"fp32"}))
+def test_blocks_that_lie_far_apart_get_the_same(
+    interpreted_kv_write: ModuleType, name: str
+) -> None:
+    """The blocks' elements have numbers beyond 32 bits if they are bytes."""
+    dtype, code_dtype = FORMS[name]
+    num_before, size = 1030 if code_dtype else 0, 4
+    expected = pages_pair(dtype, code_dtype)
+    keys, values = pages_apart(*expected, dtype=dtype, num_before=num_before)
+    k, v = draw(dtype, 24, code_dtype), draw(dtype, 5, code_dtype)
+    interpreted_kv_write.write_pages(keys, values, SLOTS + num_before * size, k, v)
+    interpreted_kv_write.write_pages(*expected, SLOTS, k, v)
+    for pages, others in zip((keys, values), expected, strict=True):
+        for tensor, other in zip(pages.tensors, others.tensors, strict=True):
+            assert torch.equal(tensor[num_before:], other)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

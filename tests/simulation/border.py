@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 from loraplex.adapters.manager import AdapterManager
 from loraplex.engine.kv.blocks import KvBlocks
-from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.kv.layout import KvGroup, KvOperation
 from loraplex.engine.memory.border import Border
 from loraplex.engine.memory.budget import Bounds, Budget
 from loraplex.engine.memory.host_border import HostBorder
@@ -39,7 +39,8 @@ class DrawnBudget(Budget):
 def draw_border(
     seed: int, groups: tuple[KvGroup, ...], arena_cells: int, least_blocks: int
 ) -> tuple[Bounds | None, tuple[KvGroup, ...]]:
-    """Let the blocks of the group that sees everything come and go, for half of the seeds.
+    """Let the blocks of the group that sees everything come and go, for half of the seeds: those of
+    any place, or the last ones.
 
     `least_blocks`: those of the longest sequence.
     """
@@ -55,7 +56,12 @@ def draw_border(
         least_kv=(first.num_usable - num_less) * BLOCK_BYTES,
         step=BLOCK_BYTES * rng.choice((1, 2, 4)),
     )
-    moving = KvGroup(first.layers, None, 0, first.num_blocks, num_more=num_more, num_less=num_less)
+    moving = KvGroup(
+        *(first.layers, None, 0, first.num_blocks),
+        num_more=num_more,
+        num_less=num_less,
+        gives_end=rng.random() < 0.5,
+    )
     return bounds, (moving, *groups[1:])
 
 
@@ -115,6 +121,7 @@ def open_border(
     scheduler: Scheduler,
     costs: StepCosts,
     clock: Callable[[], float],
+    execute: Callable[[Sequence[KvOperation]], None],
 ) -> Border:
     border = Border(
         bounds,
@@ -125,6 +132,7 @@ def open_border(
         scheduler=scheduler,
         costs=costs,
         clock=clock,
+        execute=execute,
     )
     border._budget = DrawnBudget(bounds, manager.arena_bytes, clock(), Random(seed))
     return border

@@ -71,16 +71,19 @@ class Computed(NamedTuple):
 
 
 Place = tuple[type[SwapIn | SwapOut], int, int]
-"""A block that is swapped in, or a host slot to which one is swapped out, and its group."""
+"""A block that is swapped in or copied to, or a host slot to which one is swapped out, and its
+group."""
 
 
 def moved(operations: Iterable[KvOperation]) -> Counter[Place]:
-    """The blocks and host slots that these swaps fill."""
+    """The blocks and host slots that these swaps and copies fill."""
     filled: Counter[Place] = Counter()
     for operation in operations:
         match operation:
             case SwapIn(group, _, block_ids):
                 filled.update((SwapIn, group, block_id) for block_id in block_ids)
+            case CopyBlock(group, _, target):
+                filled[SwapIn, group, target] += 1
             case SwapOut(group, _, host_slots):
                 filled.update((SwapOut, group, slot) for slot in host_slots)
     return filled

@@ -108,6 +108,7 @@ class SimulatedEngine:
                 scheduler=self.scheduler,
                 costs=self.costs,
                 clock=clock,
+                execute=self.device.launch_operations,
             )
         if scenario.host_memory:
             self.host_border = open_host_border(

@@ -591,7 +591,9 @@ class Checks:
         bounds, arena = self._world.scenario.border, self._engine.arena
         if bounds is None:
             return
-        taken = len(self._engine.device.touched[0]) * BLOCK_BYTES
+        touched = self._engine.device.touched[0]
+        gives_end = self._kv.groups[0].layout.gives_end
+        taken = (max(touched, default=0) if gives_end else len(touched)) * BLOCK_BYTES
         taken += arena.capacity * arena.element_bytes
         require(taken <= bounds.total, Invariant.MEMORY, f"{taken} of {bounds.total} bytes")
 

@@ -34,6 +34,7 @@ from loraplex.engine.kv.disk_tier import DiskTier, WasRead
 from loraplex.engine.kv.group_blocks import GroupBlocks
 from loraplex.engine.kv.host_slots import HostPrefixes, HostSlots
 from loraplex.engine.kv.layout import (
+    GiveBackBlocks,
     KvGroup,
     KvOperation,
     OperationLog,
@@ -84,7 +85,7 @@ LIKELY_SEEDS = {
     "displaces_under_a_step_in_flight": 9,
     "drains_without_a_deadline": 17,
     "ends_leases_under_a_step_in_flight": 1,
-    "evicts_pinned_adapters_for_the_cache": 8,
+    "evicts_pinned_adapters_for_the_cache": 12,
     "forgets_that_somebody_asked_for_a_stay": 5,
     "forgets_the_parent": 14,
     "forks_states_that_went_on": 22,
@@ -1281,6 +1282,29 @@ def keeps_prefixes_of_withdrawn_blocks(withdraw: Any, self: BlockPool, count: in
     block_ids: list[int] = withdraw(self, count)
     self.on_reuse = on_reuse
     return block_ids
+
+
+@_plant(GroupBlocks, "_move_tables")
+def leaves_the_tables_of_moved_blocks(*_: Any) -> None:
+    """The prefix cache knows where they are."""
+
+
+@_plant(CachedBlocks, "move")
+def leaves_the_keys_of_moved_blocks(*_: Any) -> None:
+    """The tables know where they are."""
+
+
+@_plant(GroupBlocks, "withdraw_last")
+def leaves_the_bytes_of_the_last_blocks(
+    withdraw: Any, self: GroupBlocks, count: int, live: Any
+) -> None:
+    """The arena overwrites them."""
+    operations, self._operations = self._operations, OperationLog()
+    withdraw(self, count, live)
+    moves = [each for each in self._operations.take() if not isinstance(each, GiveBackBlocks)]
+    self._operations = operations
+    for move in moves:
+        operations.add(move)
 
 
 @_plant(BlockPool, "restore")

@@ -31,6 +31,7 @@ REQUIRED_COVERAGE = (
     "background",
     "background_preempted",
     "blocks_given_back",
+    "blocks_moved",
     "border_moves",
     "bursts",
     "clock_jumps",

@@ -327,6 +327,7 @@ class World:
         coverage["host_border_moves"] += engine.host_border.num_moves if engine.host_border else 0
         coverage["host_slots_given_up"] += engine.device.counts["slots_given_up"]
         coverage["blocks_given_back"] += engine.device.counts["given_back"]
+        coverage["blocks_moved"] += sum(group.num_moved for group in engine.kv.groups)
         coverage["moves"] += engine.manager.reports.tier_stats().num_moves
         coverage["leases_reaped"] += engine.manager.reports.tier_stats().num_leases_reaped
         coverage["reaps"] += engine.num_reaps

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.execution.decode_inputs import DecodeInputs, DecodeLayout
+from loraplex.engine.kv.block_memory import BlockMemory
 from loraplex.engine.kv.block_pool import NULL_BLOCK
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.sequence_blocks import block_table
@@ -21,7 +22,9 @@ from loraplex.kernels.kv_pages import (
     KvPages,
     PlainPages,
     QuantizedPages,
+    allocate_zeros,
     make_pages,
+    stack_pages,
 )
 from loraplex.kernels.lora_batch import BASE_ROW
 
@@ -164,6 +167,36 @@ class AttentionCase:
             values = _readable(self.values, dtype)
         batch = self.batch(in_place=False)
         return attend_gathered(self.q.to(dtype), keys, values, batch, self.options)
+
+
+FAR_BLOCK_BYTES = 2 << 20
+"""Of a block of 16 tokens in all layers of an 8 B Llama in bf16."""
+
+
+def pages_apart(
+    keys: KvPages, values: KvPages, *, dtype: torch.dtype, num_before: int = 0
+) -> tuple[KvPages, KvPages]:
+    """The same pages in one memory, each block FAR_BLOCK_BYTES after the one before it. There are
+    `num_before` other blocks before them. `dtype`: of gathered values."""
+    num_blocks, device = len(keys.data) + num_before, keys.data.device
+    memory = allocate_zeros((num_blocks * FAR_BLOCK_BYTES,), torch.uint8, device)
+    blocks = BlockMemory(memory, FAR_BLOCK_BYTES)
+
+    def placed(pages: KvPages) -> KvPages:
+        (own,) = stack_pages(
+            1,
+            (num_blocks, *pages.data.shape[1:]),
+            dtype=dtype,
+            code_dtype=None if pages.scales is None else pages.data.dtype,
+            device=device,
+            allocate=blocks.take,
+        ).pages
+        for target, source in zip(own.tensors, pages.tensors, strict=True):
+            target[num_before:] = source
+        return own
+
+    far = placed(keys)
+    return far, KeyPrefix(far, values.dim) if isinstance(values, KeyPrefix) else placed(values)
 
 
 def _moved(pages: KvPages, device: torch.device, dtype: torch.dtype) -> KvPages:

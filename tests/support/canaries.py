@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from loraplex.adapters.identity import AdapterKey, composed_key
 from loraplex.engine.messages import Abort, DeleteAdapter, FinishReason
+from support.borders import swing
 from support.engine import LocalEngine
 from support.models import make_adapter, make_tiny_llama
 
@@ -93,7 +94,8 @@ def run_canaries(
     num_ranks: int = 1,
     composes: bool = False,
 ) -> dict[str, int]:
-    """Ask a crowd of canaries while they are paged, replaced, drained and deleted.
+    """Ask a crowd of canaries while they are paged, replaced, drained and deleted, and while the
+    border between adapters and KV cache moves, if their configuration does not fix it.
 
     `composes`: ask compositions of two of a tenant's canaries too, which say the louder's marker.
 
@@ -127,13 +129,14 @@ class _Crowd:
         self.engine = LocalEngine(
             self._base,
             home,
-            arena_bytes=6 * block.size_bytes,
             host_cache_bytes=12 * block.size_bytes,
             max_num_seqs=32,
             loader_duty=1.0,
             tensor_parallel_size=num_ranks,
-            **canaries.config,
+            **{"arena_bytes": 6 * block.size_bytes, **canaries.config},
         )
+        if self.engine.core.parts.border:
+            swing(self.engine)
         self._keys: dict[int, AdapterKey] = {}
         """Of every marker that was ever added."""
         self._live: dict[AdapterKey, int] = {}

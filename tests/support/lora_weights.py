@@ -39,7 +39,8 @@ class PoisonedWeights:
         device: str = "cpu",
     ) -> None:
         self.layout = layout
-        self.flat = torch.full((capacity,), torch.nan, dtype=dtype, device=device)
+        memory = torch.full((64 + capacity,), torch.nan, dtype=dtype, device=device)
+        self.flat = memory[64:]  # as in a memory that others have a part of
         self.table = torch.zeros(num_rows, len(layout.slices), 3, dtype=torch.int64, device=device)
         self.vectors = torch.full_like(self.table, -1)
         self.generations = [0] * num_rows
