@@ -24,6 +24,7 @@ from support.chi_square import p_value
 from support.eagle import save_random_head
 from support.medusa import make_heads
 from support.models import make_adapter, make_tiny_llama
+from support.mtp import save_shipping
 from support.speculation import ScriptedProposer, ScriptedTreeProposer, scripted
 
 TEMPERATURES = (0.0, 0.7, 1.3)
@@ -32,15 +33,22 @@ ANSWER_TOKENS = 40
 NUM_DRAFT_TOKENS = 6
 ERROR = 0.3
 """Of the scripted draft tokens so many are wrong."""
-MUST_HOLD = ("ngram", "draft", ScriptedProposer.name, ScriptedTreeProposer.name)
+MUST_HOLD = ("ngram", "draft", "mtp", ScriptedProposer.name, ScriptedTreeProposer.name)
 """Who proposes something right; of an untrained model's first layer and heads nothing is known."""
+LEAST_VOCAB_SIZE = 128
+"""Of the bases."""
 NUM_DRAWS = 4_000
 LEAST_P_VALUE = 1e-4
 
 
 def check_speculation(directory: Path, *, device: str) -> dict[str, Any]:
     """Greedy and sampled requests, base and adapters, in one batch; then each acceptor alone."""
-    proposers = _check_identity(directory, device)
+    base = make_tiny_llama(directory / "drafted-base")
+    shipping = save_shipping(directory / "shipping-base", "glm4_moe", repeats=True)
+    proposers = {
+        **_check_identity(base, _configurations(base), device=device),
+        **_check_identity(shipping, ["mtp"], device=device),
+    }
     p_values = {
         acceptance.value: least_p_value(make_acceptor(acceptance), device=device)
         for acceptance in Acceptance
@@ -54,16 +62,18 @@ def check_speculation(directory: Path, *, device: str) -> dict[str, Any]:
     return {"ok": is_ok, "proposers": proposers, "p_values": p_values}
 
 
-def _check_identity(directory: Path, device: str) -> dict[str, dict[str, int]]:
-    base = make_tiny_llama(directory / "drafted-base")
+def _check_identity(
+    base: Path, configurations: list[str], *, device: str
+) -> dict[str, dict[str, int]]:
+    """By proposer of this base how its answers compare with those of plain decoding."""
     adapters = {
-        f"r{rank}": make_adapter(base, directory / f"drafted-r{rank}", seed=rank, r=rank)
+        f"r{rank}": make_adapter(base, base.with_name(f"{base.name}-r{rank}"), seed=rank, r=rank)
         for rank in (4, 16)
     }
     jobs = _make_jobs([None, *adapters])
 
     def open_arm(*speculation: str) -> Arm:
-        return Arm(base, directory, speculation=speculation, adapters=adapters, device=device)
+        return Arm(base, base.parent, speculation=speculation, adapters=adapters, device=device)
 
     found = {}
     with closing(open_arm()) as plain, ExitStack() as stack:
@@ -71,7 +81,7 @@ def _check_identity(directory: Path, device: str) -> dict[str, dict[str, int]]:
         answers = {str(index): answer for index, answer in enumerate(expected)}
         for kind in (ScriptedProposer, ScriptedTreeProposer):
             stack.enter_context(scripted(kind(answers, error=ERROR)))
-        for entry in _configurations(base):
+        for entry in configurations:
             with closing(open_arm(entry)) as arm:
                 arm.begin(jobs, num_forced=NUM_DRAFT_TOKENS)
                 num_before = _num_eager_steps(arm)
@@ -128,7 +138,7 @@ def _compare(
 def _make_jobs(adapters: list[str | None]) -> list[Job]:
     """Prompts that repeat themselves, so that there is something to look up."""
     rng = Random(0)
-    phrase = [rng.randrange(256) for _ in range(7)]
+    phrase = [rng.randrange(LEAST_VOCAB_SIZE) for _ in range(7)]
     return [
         Job(
             [*phrase * rng.randint(1, 6), *phrase[: rng.randint(1, 6)]],

@@ -52,9 +52,11 @@ class DraftHead(Protocol):
         kept: Tensor,
         pages: Pages,
         batch: AttentionBatch,
+        *,
+        is_captured: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Compute pairs of `embedded` tokens and `features [num_pairs, hidden_size]`, and store
-        their keys and values.
+        their keys and values. `is_captured`: the pass becomes a graph.
 
         Returns the hidden states of the pairs `kept`, int64, and fp32 logits of what follows them:
         `[len(kept), draft_vocab_size]`.

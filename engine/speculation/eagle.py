@@ -521,7 +521,7 @@ class LoadedEagle:
         form = self.adapter_form(config)
         packed = config.adapter_draft_heads * form.num_values if form else 0
         graphs = 0
-        if self._has_graphs(config):
+        if serves_graphs(config, self.base):
             graphs = head_graph_bytes(config, self.head, self.base.max_model_len)
         return EagleDemand(
             self.weight_bytes,
@@ -540,7 +540,7 @@ class LoadedEagle:
             block_size=config.kv_block_size,
             kv_format=self.kv_format,
             device=self.base.device,
-            has_spare_blocks=self._has_graphs(config),
+            has_spare_blocks=serves_graphs(config, self.base),
         )
         graphs = self._open_graphs(config, pages, max_model_len)
         kind = EagleTreeProposer if self.name == TREES else EagleProposer
@@ -553,14 +553,10 @@ class LoadedEagle:
             name=self.name,
         )
 
-    def _has_graphs(self, config: EngineConfig) -> bool:
-        """A multi-token head is a layer of the base's own class, which may wait for the device."""
-        return isinstance(self.head, PackedHead) and serves_graphs(config, self.base)
-
     def _open_graphs(
         self, config: EngineConfig, pages: KvCache, max_model_len: int
     ) -> HeadGraphs | None:
-        if not self._has_graphs(config):
+        if not serves_graphs(config, self.base):
             return None
         (group,) = pages.groups
         layout = head_layout(config, group, max_model_len)

@@ -1,4 +1,4 @@
-"""Passes of an EAGLE head as CUDA graphs, over the head's own cache.
+"""Passes of an EAGLE or multi-token head as CUDA graphs, over the head's own cache.
 
 A pass computes pairs of chains, or a level of trees. It is captured once for each number of rows
 in a ladder of sizes, and replayed over inputs at fixed addresses, as a decode step is: each pair is
@@ -102,6 +102,7 @@ class HeadGraphs:
             inputs.row_numbers(num_rows),
             pages,
             batch,
+            is_captured=True,
         )
         self._states[:num_rows].copy_(states)
         self._logits[:num_rows].copy_(logits)

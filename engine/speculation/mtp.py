@@ -124,9 +124,11 @@ class MtpHead:
         kept: Tensor,
         pages: Pages,
         batch: AttentionBatch,
+        *,
+        is_captured: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """See `DraftHead`."""
-        token = current_forward.set(HeadForward(pages, batch))
+        token = current_forward.set(HeadForward(pages, batch, is_captured=is_captured))
         try:
             x = self._layer(
                 self._input.of(embedded, features)[None],

@@ -108,6 +108,8 @@ class PackedHead:
         kept: Tensor,
         pages: Pages,
         batch: AttentionBatch,
+        *,
+        is_captured: bool = False,  # its kernels are those of any pass
     ) -> tuple[Tensor, Tensor]:
         """Compute pairs of `embedded` tokens and `features [num_pairs, hidden_size]`, and store
         their keys and values.

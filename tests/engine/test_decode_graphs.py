@@ -35,7 +35,9 @@ from support.engine import LocalEngine
 from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
 from support.greedy import assert_greedy
 from support.length_ropes import BORDER, LONGEST
+from support.marks import marked_slow
 from support.models import ALL_LINEAR_TARGETS, make_adapter
+from support.mtp import SHIPPING, save_shipping
 from support.peft_features import make_adapter as make_feature_adapter
 from support.peft_features import save_base
 from support.plain_tiles import add_tiles
@@ -411,9 +413,33 @@ def test_a_head_drafts_in_graphs_of_its_own_what_it_drafts_eagerly(
     settings = {"speculation": (f"{proposer}:{tmp_path / 'head'}",), "max_num_batched_tokens": 48}
     engines = Engines(tiny_base, tmp_path, monkeypatch, **settings)
     key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    drafts = assert_drafts_alike(engines, monkeypatch, proposer, [None, key, None, None])
+    assert any((draft.parents or (ROOT,)).count(ROOT) < len(draft) for *_, draft in drafts), (
+        "levels were drafted"
+    )
+
+
+@pytest.mark.parametrize(
+    "family", marked_slow(sorted(SHIPPING), slow={"deepseek_v3", "glm4_moe_lite"})
+)
+def test_a_multi_token_head_drafts_in_graphs_what_it_drafts_eagerly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    base = save_shipping(tmp_path / "base", family)
+    settings: dict[str, object] = {"speculation": ("mtp",), "max_num_batched_tokens": 48}
+    engines = Engines(base, tmp_path, monkeypatch, **settings)
+    assert_drafts_alike(engines, monkeypatch, "mtp", [None] * 4)
+
+
+def assert_drafts_alike(
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+    proposer: str,
+    adapters: Sequence[AdapterKey | None],
+) -> Made:
+    """The head's passes and all steps are replayed; returns what was drafted."""
     sizes, lines = row_sizes(6, 48), engines.replayed.core.parts.plan.lines
     assert any(line.startswith(f"{proposer}: {len(sizes)} graphs of") for line in lines)
-    adapters = [None, key, None, None]
     asked = [SpeculationParams(num_tokens=count) for count in (5, 3, 0, 1)]
     # Where it is hot, the noise decides, which the head knows.
     with spied() as expected:
@@ -427,12 +453,10 @@ def test_a_head_drafts_in_graphs_of_its_own_what_it_drafts_eagerly(
     with spied() as drafts:
         assert serve_each(engines.replayed, adapters, asked, temperature=2.0) == answers
     assert by_prefix(drafts) == by_prefix(expected)
-    assert any((draft.parents or (ROOT,)).count(ROOT) < len(draft) for *_, draft in drafts), (
-        "levels were drafted"
-    )
     stats = engines.replayed.core.stats()
     assert stats.speculation_totals[0].num_accepted_tokens > 5
     assert stats.num_graph_steps == stats.num_steps
+    return drafts
 
 
 def by_prefix(made: Made) -> dict[tuple[str, int], tuple[object, object]]:
