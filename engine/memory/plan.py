@@ -100,7 +100,7 @@ def plan_memory(
     )
     max_model_len = _longest(base, num_blocks, config.kv_block_size)
     border = None
-    if _may_move(config, memory, base, proposers):
+    if _may_move(config, memory, base):
         border, groups = plan_border(
             pools.arena, base.kv, groups, max_model_len, is_divided=divides_memory(memory)
         )
@@ -123,14 +123,12 @@ def plan_memory(
     )
 
 
-def _may_move(
-    config: EngineConfig, memory: DeviceMemory, base: BaseDemand, proposers: ProposerDemand
-) -> bool:
+def _may_move(config: EngineConfig, memory: DeviceMemory, base: BaseDemand) -> bool:
     """Whether the border may move: the operator fixed no side, and the pools can give memory
     back."""
     if config.arena_bytes is not None or config.kv_cache_bytes is not None:
         return False
-    if config.num_ranks > 1 or proposers.block_bytes or open_bytes_of(base.kv):
+    if config.num_ranks > 1 or open_bytes_of(base.kv):
         return False
     if divides_memory(memory):
         return config.kv_block_size % UNIT_BYTES == 0  # so that the parts of a block are aligned

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -14,8 +15,10 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.record import Departure
 from loraplex.engine.memory import plan
 from loraplex.engine.memory.border import Border
+from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.reports.memory import map_memory
 from support.borders import swing
+from support.eagle import save_random_head
 from support.engine import LocalEngine
 from support.models import make_adapter
 
@@ -62,13 +65,12 @@ def moving(tiny_base: Path, tmp_path: Path, memory: str) -> Iterator[LocalEngine
     engine.core.close()
 
 
-def open_moving(model: Path, folder: Path, **config: object) -> LocalEngine:
-    return open_engine(
-        model, folder, kv_cache_bytes=None, arena_bytes=None, memory_bytes=3 * MIB, **config
-    )
+def open_moving(model: Path, folder: Path, *, num_mib: int = 3, **config: object) -> LocalEngine:
+    pools = {"kv_cache_bytes": None, "arena_bytes": None, "memory_bytes": num_mib * MIB}
+    return open_engine(model, folder, **pools, **config)
 
 
-def serve(engine: LocalEngine, folders: list[Path]) -> list[list[int]]:
+def serve(engine: LocalEngine, folders: list[Path], **request: Any) -> list[list[int]]:
     """The tokens of requests with shared beginnings, for the base and every adapter, some at once,
     each adapter again and again."""
     keys: list[AdapterKey | None] = [None, *(engine.add_adapter(folder) for folder in folders)]
@@ -81,6 +83,7 @@ def serve(engine: LocalEngine, folders: list[Path]) -> list[list[int]]:
                 rng.choice(keys),
                 max_tokens=12,
                 ignore_eos=True,
+                **request,
             )
             for _ in range(8)
         ]
@@ -114,6 +117,29 @@ def test_moves_of_the_border_change_no_token_and_no_address(
     stats = moving.core.stats()
     assert stats.arena_bytes + stats.kv_cache_bytes <= bounds.total
     assert stats.num_border_moves == border.num_moves
+
+
+@pytest.mark.parametrize("drafter", ["draft", "eagle_tree"])
+def test_moves_of_the_border_leave_a_cache_of_drafts_as_it_is(
+    tiny_base: Path,
+    adapters: list[Path],
+    expected: list[list[int]],
+    memory: str,
+    drafter: str,
+    tmp_path: Path,
+) -> None:
+    checkpoint = tiny_base
+    if drafter == "eagle_tree":
+        save_random_head(tiny_base, checkpoint := tmp_path / "head")
+    engine = open_moving(tiny_base, tmp_path, num_mib=4, speculation=(f"{drafter}:{checkpoint}",))
+    border, parts = swing(engine), engine.core.parts
+    drafts = SpeculationParams(num_tokens=3)
+    assert serve(engine, adapters, speculation=drafts) == expected
+    assert border.num_moves > 20
+    parts.kv.check_integrity(request.kv for request in parts.scheduler.requests())
+    totals = engine.core.stats().speculation_totals[0]
+    assert totals.num_draft_tokens > 200
+    engine.core.close()
 
 
 def _kv_addresses(engine: LocalEngine) -> list[int]:

@@ -422,14 +422,28 @@ def test_the_border_is_fixed_where_memory_cannot_be_given_back() -> None:
     assert plan_for(odd).border is None
     config = EngineConfig("m", host_cache_bytes=MIB)
     assert plan_for(config, HOST).border is not None
-    draft = ProposerDemand(model_bytes=30 * MIB, kv_block_bytes=MIB // 2)
-    assert plan_for(config, HOST, proposers=draft).border is None
-    eagle = ProposerDemand(eagle_bytes=30 * MIB, eagle_block_bytes=MIB // 2)
-    assert plan_for(config, HOST, proposers=eagle).border is None
     group = EngineConfig("m", host_cache_bytes=MIB, tensor_parallel_size=2)
     assert plan_for(group, HOST).border is None
-    for proposers in (draft, eagle):
-        assert plan_for(EngineConfig("m"), proposers=proposers).border is None
+
+
+@pytest.mark.parametrize(
+    "proposers",
+    [
+        ProposerDemand(model_bytes=30 * MIB, kv_block_bytes=MIB // 2),
+        ProposerDemand(eagle_bytes=30 * MIB, eagle_block_bytes=MIB // 2),
+    ],
+    ids=["draft model", "head"],
+)
+@pytest.mark.parametrize("memory", [HOST, DEVICE], ids=["host", "device"])
+def test_a_cache_of_drafts_keeps_its_blocks_while_the_border_moves(
+    proposers: ProposerDemand, memory: DeviceMemory
+) -> None:
+    config = EngineConfig("m", host_cache_bytes=MIB)
+    plan = plan_for(config, memory, proposers=proposers)
+    (group,), border = plan.kv_groups, plan.border
+    assert border is not None
+    assert plan.num_draft_blocks == group.num_usable, "as many as at the start"
+    assert border.total == plan.arena_bytes + group.num_usable * MIB, "of which drafts have none"
 
 
 def test_windows_keep_their_blocks_while_the_border_moves() -> None:
