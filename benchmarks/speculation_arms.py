@@ -98,8 +98,11 @@ class Arm:
         params = None if num_forced is None else SpeculationParams(num_tokens=num_forced)
         self._ids = [self._submit(str(index), job, params) for index, job in enumerate(jobs)]
         self.decoding = Decoding()
-        while not all(self.engine.answers[request_id].tokens for request_id in self._ids):
+        answers = [self.engine.answers[request_id] for request_id in self._ids]
+        while not all(answer.tokens for answer in answers):
             self.engine.step()
+            for answer in answers:
+                assert answer.finished is None or answer.tokens, answer.finished
 
     def _submit(self, request_id: str, job: Job, params: SpeculationParams | None) -> str:
         return self.engine.submit(
