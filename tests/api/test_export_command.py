@@ -17,15 +17,18 @@ from loraplex.api.local.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.platform.keys.principal import Scope
 from support.batches import completions, create, ended, jsonl
 from support.command import Command
+from support.evaluations import ended as ended_evaluation
 from support.evaluations import put_set, start
 from support.server import Caller, ServerUnderTest
 from support.tuning_jobs import create as create_job
+from support.tuning_jobs import ended as ended_job
 from support.tuning_jobs import examples
 
 
 @pytest.fixture(scope="module")
 def exported(server: ServerUnderTest, adapters: list[Path]) -> Caller:
-    """A tenant with two versions of an adapter, a user, a budget, and a batch that has ended."""
+    """A tenant with two versions of an adapter, a user, a budget, and a batch, a job and an
+    evaluation that have ended: nothing changes any more."""
     caller = server.make_caller("export-owner")
     for folder in adapters[:2]:
         caller.push(folder, "bot")
@@ -44,11 +47,10 @@ def exported(server: ServerUnderTest, adapters: list[Path]) -> Caller:
     )
     batch = create(caller.openai, jsonl(completions("bot", ["a", "b"])))
     assert ended(caller.openai, batch.id).status == "completed"
-    job = create_job(caller.openai, examples("slow", 100))
-    caller.openai.fine_tuning.jobs.cancel(job.id)
+    job = create_job(caller.openai, examples("wrong"))
+    assert ended_job(caller.openai, job.id).status == "failed"
     put_set(caller, [{"id": "a", "prompt": "x", "expected": "y"}])
-    evaluation = start(caller, 2)["id"]
-    caller.http.post(f"/v1/adapters/bot/evaluations/{evaluation}/cancel")
+    ended_evaluation(caller, start(caller, 2)["id"])
     return caller
 
 
