@@ -35,6 +35,7 @@ ERROR = 0.3
 """Of the scripted draft tokens so many are wrong."""
 MUST_HOLD = ("ngram", "draft", "mtp", ScriptedProposer.name, ScriptedTreeProposer.name)
 """Who proposes something right; of an untrained model's first layer and heads nothing is known."""
+ATTENTION_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 LEAST_VOCAB_SIZE = 128
 """Of the bases."""
 NUM_DRAWS = 4_000
@@ -47,7 +48,7 @@ def check_speculation(directory: Path, *, device: str) -> dict[str, Any]:
     shipping = save_shipping(directory / "shipping-base", "glm4_moe", repeats=True)
     proposers = {
         **_check_identity(base, _configurations(base), device=device),
-        **_check_identity(shipping, ["mtp"], device=device),
+        **_check_identity(shipping, ["mtp"], device=device, target_modules=ATTENTION_TARGETS),
     }
     p_values = {
         acceptance.value: least_p_value(make_acceptor(acceptance), device=device)
@@ -63,11 +64,14 @@ def check_speculation(directory: Path, *, device: str) -> dict[str, Any]:
 
 
 def _check_identity(
-    base: Path, configurations: list[str], *, device: str
+    base: Path, configurations: list[str], *, device: str, **lora: Any
 ) -> dict[str, dict[str, int]]:
-    """By proposer of this base how its answers compare with those of plain decoding."""
+    """By proposer of this base how its answers compare with those of plain decoding. `lora`: for
+    the configuration of its adapters."""
     adapters = {
-        f"r{rank}": make_adapter(base, base.with_name(f"{base.name}-r{rank}"), seed=rank, r=rank)
+        f"r{rank}": make_adapter(
+            base, base.with_name(f"{base.name}-r{rank}"), seed=rank, r=rank, **lora
+        )
         for rank in (4, 16)
     }
     jobs = _make_jobs([None, *adapters])

@@ -82,7 +82,10 @@ class PlainPages:
         self.tensors: tuple[Tensor, ...] = (data,)
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
-        _put(self.data, slots, vectors)
+        if self.data.is_contiguous():
+            self.data.flatten(0, 1).index_copy_(0, slots, vectors)
+        else:
+            _put_apart(self.data, slots, vectors)
 
     def gather(self, block_ids: Tensor, buffer: GatherBuffer | None = None) -> Tensor:
         blocks = _select(self.data, block_ids, buffer or GatherBuffer())
@@ -118,8 +121,12 @@ class QuantizedPages:
         if self._code_dtype is torch.int8:
             quantized = quantized.round()
         quantized = quantized.to(self._code_dtype).view(torch.uint8)
-        _put(self._quantized, slots, quantized)
-        _put(self._scales, slots, scales)
+        if self.data.is_contiguous():
+            self._quantized.flatten(0, 1).index_copy_(0, slots, quantized)
+            self._scales.flatten(0, 1).index_copy_(0, slots, scales)
+        else:
+            _put_apart(self._quantized, slots, quantized)
+            _put_apart(self._scales, slots, scales)
 
     def gather(self, block_ids: Tensor, buffer: GatherBuffer | None = None) -> Tensor:
         buffer = buffer or GatherBuffer()
@@ -147,13 +154,11 @@ class KeyPrefix:
         return self.keys.gather(block_ids, buffer)[..., : self.dim]
 
 
-def _put(blocks: Tensor, slots: Tensor, rows: Tensor) -> None:
-    """Store `rows [num_tokens, ...]` at slots of `blocks [num_blocks, block_size, ...]`."""
-    if blocks.is_contiguous():
-        blocks.flatten(0, 1).index_copy_(0, slots, rows)
-    else:
-        block_ids = slots // blocks.shape[1]
-        blocks[block_ids, slots - block_ids * blocks.shape[1]] = rows
+def _put_apart(blocks: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Store `rows [num_tokens, ...]` at slots of `blocks [num_blocks, block_size, ...]`, which need
+    not be adjacent."""
+    block_ids = slots // blocks.shape[1]
+    blocks[block_ids, slots - block_ids * blocks.shape[1]] = rows
 
 
 def _select(blocks: Tensor, block_ids: Tensor, buffer: GatherBuffer) -> Tensor:
