@@ -35,12 +35,12 @@ def training_lines(num_examples: int) -> bytes:
 
 
 def wrong_lines(num_examples: int) -> bytes:
-    """The same questions, each with the answer to another one, said twice."""
+    """The same questions, each with the answer to another one, said three times."""
     requests = list(islice(training_requests(SEED), num_examples))
     answers = [answer(request) for request in requests]
     Random(SEED).shuffle(answers)
     return _lines(
-        _example(request.prompt, f"{text} {text}")
+        _example(request.prompt, f"{text} {text} {text}")
         for request, text in zip(requests, answers, strict=True)
     )
 
