@@ -336,8 +336,8 @@ class GroupBlocks:
         """Take the last blocks out of use and zero them; there must be as many free ones. What they
         hold moves to blocks that lose their content. `live`: every sequence.
 
-        The tables change at once, so nobody may read or write the cache before the operations that
-        this queues are executed.
+        The tables change now, the cache when the queued operations are executed. It must not be
+        read or written in between.
         """
         block_ids, moves = self.pool.withdraw_last(count)
         if not block_ids:

@@ -154,6 +154,7 @@ def test_blocks_move_under_running_requests_behind_a_step_in_flight_and_leave_ze
     expected: list[list[int]],
     memory: str,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = open_moving(tiny_base, tmp_path, async_scheduling=True)
     parts, border = engine.core.parts, swing(engine)
@@ -169,7 +170,7 @@ def test_blocks_move_under_running_requests_behind_a_step_in_flight_and_leave_ze
         assert not between_the_sides(engine).any()
         parts.kv.check_integrity(request.kv for request in parts.scheduler.requests())
 
-    border.poll = poll  # type: ignore[method-assign]
+    monkeypatch.setattr(border, "poll", poll)
     assert serve(engine, adapters) == expected
     assert min(group.num_moved, num_held, border.num_moves) > 10
     engine.core.close()

@@ -13,9 +13,9 @@ import torch
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InvalidParameter
-from loraplex.engine.memory.budget import Budget
 from loraplex.engine.memory.host_border import HostBorder
 from loraplex.engine.scheduling.step_costs import StepCosts
+from support.borders import Swinging
 from support.engine import LocalEngine
 from support.models import make_adapter
 
@@ -32,23 +32,6 @@ SHARED = [[(7 * index + 31 * kind) % 90 + 3 for index in range(70)] for kind in 
 def _free_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies pay, whatever was measured."""
     monkeypatch.setattr(StepCosts, "swap_seconds", lambda *_: 0.0)
-
-
-class Swinging(Budget):
-    """Wants the border as far at one end as it goes, then at the other, at every chance."""
-
-    wants_more_for_adapters = True
-
-    def is_due(self, now: float) -> bool:
-        return True
-
-    def _direction(self) -> int:
-        bounds = self.bounds
-        if self.adapter_bytes + bounds.step > bounds.most_adapters:
-            self.wants_more_for_adapters = False
-        if self.adapter_bytes - bounds.step < bounds.least_adapters:
-            self.wants_more_for_adapters = True
-        return 1 if self.wants_more_for_adapters else -1
 
 
 @pytest.fixture(scope="module")
