@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-COUNTED = ("ngram", "suffix", "early_exit", "skip", "quantized")
-"""The proposers without weights of their own, and the one whose weights follow from the base's."""
+UNCOUNTED = ("mtp",)
+"""The proposers whose weights are only known once they are loaded."""
 
 
 class _Answer(NamedTuple):
@@ -136,7 +136,7 @@ def _proposers(values: Sequence[str]) -> tuple[str, ...]:
     proposers = parse_speculation(values) if values else DEFAULT_PROPOSERS
     for proposer in proposers:
         name, _, _ = proposer.partition(":")
-        if name not in COUNTED:
+        if name in UNCOUNTED:
             raise InvalidParameter("speculation", f"The weights of {name} are not planned for")
     return proposers
 
@@ -190,12 +190,16 @@ def _rows(needs: LoadNeeds, load: Load) -> Iterator[dict[str, Any]]:
     yield row("weights", needs.weight_bytes, "the base")
     if needs.rounded_bytes:
         yield row("rounded weights", needs.rounded_bytes, "drafts")
+    if needs.draft_weight_bytes:
+        yield row("draft weights", needs.draft_weight_bytes, "a draft model, heads")
     yield row(
         "KV cache",
         needs.kv_bytes,
         f"{load.num_sequences} sequences of {load.context:,} tokens, "
         f"{needs.kv_bytes_per_token:,} bytes a token{states}",
     )
+    if needs.draft_kv_bytes:
+        yield row("draft KV cache", needs.draft_kv_bytes, "the same sequences, for drafts")
     yield row("arena", needs.arena_bytes, f"{load.num_active} adapters in use, {adapter}")
     host = row("host cache", needs.host_cache_bytes, f"{load.num_known} adapters, {adapter}")
     if needs.is_host:

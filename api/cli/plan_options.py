@@ -78,8 +78,8 @@ Proposers = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PROPOSER[:WHAT],...",
-        help="Proposers of draft tokens: ngram, suffix, early_exit:LAYERS, skip:LAYERS or "
-        "quantized:FORMAT, whose copy of the weights is counted. Repeatable.",
+        help="Proposers of draft tokens, as of `loraplex serve`, but no mtp. The weights and KV "
+        "caches of draft models and heads are counted. Repeatable.",
         show_default="ngram",
     ),
 ]

@@ -22,6 +22,7 @@ from ..model.base_stages import merge_shapes
 from ..model.expected_base import ExpectedBase, expect_base
 from ..model.layer_subset import drafting_layers
 from ..tuning.trainer_needs import RecipeLimits, trainer_needs
+from .planned_drafts import PlannedDrafts
 from .step_estimate import activation_bytes, graph_bytes
 
 
@@ -51,6 +52,8 @@ class LoadNeeds:
     """Of the rank that holds most."""
     rounded_bytes: int
     """The rounded copy of them for drafts."""
+    draft_weight_bytes: int
+    """A draft model and heads; on the rank that drafts."""
     stage_weight_bytes: tuple[int, ...]
     """By stage, of the rank of the stage that holds most."""
     ranks_per_stage: int
@@ -60,6 +63,8 @@ class LoadNeeds:
     """States of a sequence, whatever its length."""
     kv_bytes: int
     """Of all sequences at their full length, states included."""
+    draft_kv_bytes: int
+    """The KV caches of a draft model and of a head: as many blocks."""
     adapter_bytes: int
     """One adapter."""
     arena_bytes: int
@@ -78,7 +83,7 @@ class LoadNeeds:
     @property
     def device_bytes(self) -> int:
         """Of the rank that holds most."""
-        weights = self.weight_bytes + self.rounded_bytes
+        weights = self.weight_bytes + self.rounded_bytes + self.draft_weight_bytes
         return weights + self.pool_bytes + self.reserve_bytes + self.trainer_bytes
 
     @property
@@ -86,7 +91,7 @@ class LoadNeeds:
         """All but weights, their copy, reserve and trainer."""
         host = self.host_cache_bytes if self.is_host else 0
         step = self.activation_bytes + self.graph_bytes
-        return self.kv_bytes + self.arena_bytes + host + step
+        return self.kv_bytes + self.draft_kv_bytes + self.arena_bytes + host + step
 
 
 class LoadPlanner:
@@ -114,6 +119,7 @@ class LoadPlanner:
             check_rollback(config, stage.kv_shapes)
             drafting_layers(config, len(stage.kv_shapes))
             self._shapes.append(stage.kv_shapes)
+        self._drafts = PlannedDrafts.of(config, self._stages[0])
 
     @property
     def max_model_len(self) -> int:
@@ -133,19 +139,25 @@ class LoadPlanner:
         adapter_bytes = max(_adapter_bytes(stage, load) for stage in self._stages)
         arena_bytes = -(-load.num_active * adapter_bytes // ARENA_UNIT_BYTES) * ARENA_UNIT_BYTES
         weights = tuple(stage.weight_bytes for stage in self._stages)
+        kv_bytes = open_bytes_of(demands) + wanted_bytes(demands, load.context)
+        drafts = self._drafts.needs(config)
+        num_blocks = kv_bytes // sum(demand.bytes_per_block for demand in demands)
+        activations = max(activation_bytes(config, stage) for stage in self._stages)
         needs = LoadNeeds(
             weight_bytes=max(weights),
             rounded_bytes=max(stage.rounded_bytes for stage in self._stages),
+            draft_weight_bytes=drafts.weight_bytes,
             stage_weight_bytes=weights,
             ranks_per_stage=config.tensor_parallel_size,
             kv_bytes_per_token=sum(attending) // config.kv_block_size,
             state_bytes=sum(demand.bytes_per_block for demand in demands) - sum(attending),
-            kv_bytes=open_bytes_of(demands) + wanted_bytes(demands, load.context),
+            kv_bytes=kv_bytes,
+            draft_kv_bytes=num_blocks * drafts.block_bytes,
             adapter_bytes=adapter_bytes,
             arena_bytes=arena_bytes,
             host_cache_bytes=load.num_known * adapter_bytes,
-            activation_bytes=max(activation_bytes(config, stage) for stage in self._stages),
-            graph_bytes=graph_bytes(config, self._stages[-1]),
+            activation_bytes=max(activations, drafts.activation_bytes) + drafts.reading_bytes,
+            graph_bytes=graph_bytes(config, self._stages[-1]) + drafts.graph_bytes,
             reserve_bytes=0,
             trainer_bytes=self._trainer_bytes(load),
             is_host=self._stages[0].device_type == "cpu",

@@ -24,6 +24,17 @@ def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
     model name or with several, UnsupportedModel if the model cannot be loaded or has another
     vocabulary than the base.
     """
+    model = draft_name(config)
+    if model is None:
+        return None
+    with naming_the_draft(model):
+        draft = draft_config(config, model)
+        check_tokens(Path(draft.model), locate_base(config.model), base.vocab_size)
+        return load_base_model(draft)
+
+
+def draft_name(config: EngineConfig) -> str | None:
+    """The model of `draft:MODEL`; None without one. Raises InvalidParameter if it is not one."""
     entries = [entry.partition(":") for entry in config.speculation]
     models = [model for name, _, model in entries if name == NAME]
     if not models:
@@ -32,22 +43,21 @@ def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
         raise InvalidParameter("speculation", f"{NAME} is given twice")
     if not models[0]:
         raise InvalidParameter("speculation", f"{NAME} requires a model: {NAME}:MODEL")
-    with naming_the_draft(models[0]):
-        folder = locate_base(models[0])
-        _check_tokens(folder, locate_base(config.model), base.vocab_size)
-        kv_dtype = KvDtype.AUTO if config.kv_dtype.quantizes_blocks else config.kv_dtype
-        return load_base_model(
-            replace(
-                config,
-                model=str(folder),
-                quantization_exclude=(),  # these are the base's layers
-                max_model_len=None,
-                kv_dtype=kv_dtype,
-            )
-        )
+    return models[0]
 
 
-def _check_tokens(draft_dir: Path, base_dir: Path, vocab_size: int) -> None:
+def draft_config(config: EngineConfig, model: str) -> EngineConfig:
+    """How this draft model is loaded beside the base of `config`. Raises UnsupportedModel."""
+    return replace(
+        config,
+        model=str(locate_base(model)),
+        quantization_exclude=(),  # these are the base's layers
+        max_model_len=None,
+        kv_dtype=KvDtype.AUTO if config.kv_dtype.quantizes_blocks else config.kv_dtype,
+    )
+
+
+def check_tokens(draft_dir: Path, base_dir: Path, vocab_size: int) -> None:
     """Raises UnsupportedModel unless a token id means the same to both models."""
     draft_size = load_config(draft_dir).vocab_size
     if draft_size != vocab_size:

@@ -515,18 +515,16 @@ class LoadedEagle:
 
     def demand(self, config: EngineConfig) -> EagleDemand:
         (group,) = one_group(1, 2)
-        size_read, size = self.head.feature_sizes
-        step = config.max_num_batched_tokens * (size_read + size)
-        pending = config.max_num_seqs * MAX_PENDING * size
         form = self.adapter_form(config)
         packed = config.adapter_draft_heads * form.num_values if form else 0
+        values = read_values(config, self.head.feature_sizes) + packed
         graphs = 0
         if serves_graphs(config, self.base):
             graphs = head_graph_bytes(config, self.head, self.base.max_model_len)
         return EagleDemand(
             self.weight_bytes,
             block_bytes(config, group, [[self.head.kv_shape]], self.kv_format),
-            int(step + pending + packed) * self.base.dtype.itemsize + graphs,
+            values * self.base.dtype.itemsize + graphs,
             self.name,
         )
 
@@ -574,6 +572,14 @@ class LoadedEagle:
         if self.adaptable is None or not config.adapter_draft_heads:
             return None
         return AdapterHeads(arena, self.adaptable.pack, config.adapter_draft_heads)
+
+
+def read_values(config: EngineConfig, feature_sizes: tuple[int, int]) -> int:
+    """The values that a head of these sizes (see `DraftHead`) keeps of a full step and of tokens
+    that are not computed yet."""
+    size_read, size = feature_sizes
+    step = config.max_num_batched_tokens * (size_read + size)
+    return step + config.max_num_seqs * MAX_PENDING * size
 
 
 def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:

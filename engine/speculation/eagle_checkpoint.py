@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -77,21 +77,14 @@ def load_head(
     Raises InvalidParameter if it cannot be read or is another base's.
     """
     folder = _folder(path)
-    raw = folder.read_config()
-    folder.check_base(raw, {"vocab_size": vocab_size}, base_id=base_id)
-    if raw.get("num_hidden_layers", 1) != 1:
-        folder.refuse("it has more than one layer: only heads of EAGLE-3 are served")
-    layers = _layers(folder, raw, num_layers)
-    draft_vocab_size = folder.number(
-        {"draft_vocab_size": vocab_size} | raw, "draft_vocab_size", vocab_size
+    head, layers = _empty_head(
+        folder,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        num_layers=num_layers,
+        base_id=base_id,
     )
-    head = empty_head(
-        _head_config(folder, raw),
-        feature_size=NUM_LAYERS_READ * hidden_size,
-        draft_vocab_size=draft_vocab_size,
-        norm_before_residual=bool(raw.get("norm_before_residual", False)),
-    )
-    _check_rotation(folder, head)
+    draft_vocab_size = len(head.d2t)
     tensors = folder.read_tensors()
     to_token = tensors.pop(_TO_TOKEN, torch.zeros(draft_vocab_size, dtype=torch.int64))
     _check_tokens(folder, to_token, draft_vocab_size, vocab_size)
@@ -107,6 +100,51 @@ def load_head(
     embedding = _embedding(tensors.pop(_EMBEDDING, None))
     head.load_state_dict({**tensors, _TO_TOKEN: to_token}, assign=True)
     return EagleCheckpoint(head.requires_grad_(False), layers, embedding, head_id)
+
+
+class ExpectedHead(NamedTuple):
+    """A head that is not loaded."""
+
+    head: EagleHead
+    """Its parameters have no storage."""
+    has_embedding: bool
+    """Its own."""
+
+
+def expect_head(path: Path, *, hidden_size: int, vocab_size: int, num_layers: int) -> ExpectedHead:
+    """What `load_head` would load. Raises InvalidParameter as it does for everything but the
+    tensors and the base's identity."""
+    folder = _folder(path)
+    head, _ = _empty_head(
+        folder,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        num_layers=num_layers,
+        base_id=None,
+    )
+    return ExpectedHead(head, _EMBEDDING in folder.tensor_names())
+
+
+def _empty_head(
+    folder: HeadFolder, *, hidden_size: int, vocab_size: int, num_layers: int, base_id: str | None
+) -> tuple[EagleHead, tuple[int, ...]]:
+    """The head, without storage, and the layers that it reads."""
+    raw = folder.read_config()
+    folder.check_base(raw, {"vocab_size": vocab_size}, base_id=base_id)
+    if raw.get("num_hidden_layers", 1) != 1:
+        folder.refuse("it has more than one layer: only heads of EAGLE-3 are served")
+    layers = _layers(folder, raw, num_layers)
+    draft_vocab_size = folder.number(
+        {"draft_vocab_size": vocab_size} | raw, "draft_vocab_size", vocab_size
+    )
+    head = empty_head(
+        _head_config(folder, raw),
+        feature_size=NUM_LAYERS_READ * hidden_size,
+        draft_vocab_size=draft_vocab_size,
+        norm_before_residual=bool(raw.get("norm_before_residual", False)),
+    )
+    _check_rotation(folder, head)
+    return head, layers
 
 
 def _head_id(

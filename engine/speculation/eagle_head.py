@@ -52,6 +52,19 @@ class EagleHead(nn.Module):
         self.norms_before_residual = norm_before_residual
 
     @property
+    def siblings(self) -> tuple[tuple[nn.Linear, ...], ...]:
+        """The linear layers that read the same input, in the order of their inputs."""
+        attention, mlp = self.midlayer.self_attn, self.midlayer.mlp
+        return (
+            (self.fc,),
+            (attention.q_proj, attention.k_proj, attention.v_proj),
+            (attention.o_proj,),
+            (mlp.gate_proj, mlp.up_proj),
+            (mlp.down_proj,),
+            (self.lm_head,),
+        )
+
+    @property
     def token_ids(self) -> Tensor:
         """int64 `[draft_vocab_size]`: the tokens that it drafts."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)

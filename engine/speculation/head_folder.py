@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -44,13 +44,14 @@ class HeadFolder:
         return config
 
     def check_base(
-        self, config: Mapping[str, Any], sizes: Mapping[str, int], *, base_id: str
+        self, config: Mapping[str, Any], sizes: Mapping[str, int], *, base_id: str | None
     ) -> None:
-        """Check the data about the base, which original checkpoints lack."""
+        """Check the data about the base, which original checkpoints lack. `base_id`: None if the
+        caller does not know it."""
         for name, value in sizes.items():
             if config.get(name, value) != value:
                 self.refuse(f"its {name} is {config[name]}, the base's {value}")
-        if config.get("base_id", base_id) != base_id:
+        if base_id is not None and config.get("base_id", base_id) != base_id:
             self.refuse("its heads were trained for another base")
 
     def number(self, config: Mapping[str, Any], name: str, largest: int) -> int:
@@ -59,20 +60,34 @@ class HeadFolder:
             self.refuse(f"{name} is {value!r}, not a number from 1 to {largest}")
         return value
 
+    def tensor_names(self) -> frozenset[str]:
+        """Of all tensors, from the files' headers."""
+        names: set[str] = set()
+        for file in self._weight_files():
+            try:
+                with safe_open(file, framework="numpy") as tensors:
+                    names.update(tensors.keys())
+            except (SafetensorError, OSError) as exc:
+                self.refuse(f"{file.name} cannot be read: {exc}")
+        return frozenset(names)
+
     def read_tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for file in self._weight_files():
+            try:
+                tensors |= load_file(file)
+            except (SafetensorError, OSError) as exc:
+                self.refuse(f"{file.name} cannot be read: {exc}")
+        return tensors
+
+    def _weight_files(self) -> list[Path]:
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
             pickles = sorted(file.name for pattern in _PICKLES for file in self.path.glob(pattern))
             if pickles:
                 self.refuse(f"{pickles[0]} is a pickle, which is not read: save it as safetensors")
             self.refuse("there is no safetensors file")
-        tensors: dict[str, Tensor] = {}
-        for file in files:
-            try:
-                tensors |= load_file(file)
-            except (SafetensorError, OSError) as exc:
-                self.refuse(f"{file.name} cannot be read: {exc}")
-        return tensors
+        return files
 
     def check_tensors(
         self, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]

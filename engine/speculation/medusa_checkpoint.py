@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -35,23 +37,43 @@ def load_heads(
     Raises InvalidParameter if they cannot be read or are another base's.
     """
     folder = _folder(path)
+    form = _read_form(folder, hidden_size=hidden_size, vocab_size=vocab_size, base_id=base_id)
+    tensors = folder.read_tensors()
+    folder.check_tensors(tensors, form.shapes)
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    heads = assembled(tensors, num_heads=form.num_heads, num_layers=form.num_layers)
+    return heads.requires_grad_(False)
+
+
+def expected_values(path: Path, *, hidden_size: int, vocab_size: int) -> int:
+    """The number of values that `load_heads` would load. Raises InvalidParameter as it does for
+    everything but the tensors and the base's identity."""
+    form = _read_form(_folder(path), hidden_size=hidden_size, vocab_size=vocab_size, base_id=None)
+    return sum(map(prod, form.shapes.values()))
+
+
+class _Form(NamedTuple):
+    num_heads: int
+    num_layers: int
+    shapes: dict[str, tuple[int, ...]]
+    """By the tensors' names."""
+
+
+def _read_form(
+    folder: HeadFolder, *, hidden_size: int, vocab_size: int, base_id: str | None
+) -> _Form:
     config = folder.read_config()
     sizes = {"hidden_size": hidden_size, "vocab_size": vocab_size}
     folder.check_base(config, sizes, base_id=base_id)
     num_heads = folder.number(config, "medusa_num_heads", _MAX_HEADS)
     num_layers = folder.number(config, "medusa_num_layers", _MAX_LAYERS)
-    shapes = dict(
-        tensor_shapes(
-            num_heads=num_heads,
-            num_layers=num_layers,
-            hidden_size=hidden_size,
-            vocab_size=vocab_size,
-        )
+    shapes = tensor_shapes(
+        num_heads=num_heads,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
     )
-    tensors = folder.read_tensors()
-    folder.check_tensors(tensors, shapes)
-    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    return assembled(tensors, num_heads=num_heads, num_layers=num_layers).requires_grad_(False)
+    return _Form(num_heads, num_layers, dict(shapes))
 
 
 def _folder(path: Path) -> HeadFolder:

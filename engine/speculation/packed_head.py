@@ -6,6 +6,8 @@ the calls themselves are most of its time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -35,10 +37,10 @@ class PackedHead:
         """`head`: its weights are copied one after another. `quantization`: how the base's linear
         layers are quantized while they are loaded. `fc`: of another head with the same features,
         which gives them to this one."""
-        layer, attention, mlp = head.midlayer, head.midlayer.self_attn, head.midlayer.mlp
+        layer, (own_fc, *siblings) = head.midlayer, head.siblings
 
-        def packed(*siblings: nn.Linear) -> Linear:
-            weight = torch.cat([each.weight for each in siblings])
+        def packed(linears: Sequence[nn.Linear]) -> Linear:
+            weight = torch.cat([each.weight for each in linears])
             # The layers that are excluded are the base's.
             linear = pack_linear(quantization.apply("", weight), dtype=weight.dtype)
             if not isinstance(linear, DenseLinear):  # which keeps it
@@ -47,18 +49,12 @@ class PackedHead:
 
         self.config = config = head.config
         self.token_ids = head.token_ids
-        self.fc = packed(head.fc) if fc is None else fc
-        self.linears = (
-            packed(attention.q_proj, attention.k_proj, attention.v_proj),
-            packed(attention.o_proj),
-            packed(mlp.gate_proj, mlp.up_proj),
-            packed(mlp.down_proj),
-            packed(head.lm_head),
-        )
+        self.fc = packed(own_fc) if fc is None else fc
+        self.linears = tuple(map(packed, siblings))
         norms = layer.input_layernorm, layer.hidden_norm, layer.post_attention_layernorm, head.norm
         self.norms = DraftNorms(*(norm.weight.detach().clone() for norm in norms))
         self._norms_before_residual = head.norms_before_residual
-        self._rotary = attention.rotary
+        self._rotary = layer.self_attn.rotary
         self._options = AttentionOptions(scale=config.head_dim**-0.5)
         self._on_cpu: DraftLayerOnCpu | None = None
         if serves_draft_layer(self.linears, self.norms):
