@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from ...engine.config import GIB, EngineConfig, KvDtype, Quantization
+from ...engine.config import GIB, EngineConfig, KvDtype, Quantization, source_of
 from ...engine.errors import InvalidParameter
 from ...engine.planning.figures import Figures, parse_params
 from ...engine.proposer_list import DEFAULT_PROPOSERS, OFF
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 UNCOUNTED = ("mtp",)
-"""The proposers whose weights are only known once they are loaded."""
+"""The sources whose weights are only known once they are loaded."""
 
 
 class _Answer(NamedTuple):
@@ -136,7 +136,7 @@ def _proposers(values: Sequence[str]) -> tuple[str, ...]:
     proposers = parse_speculation(values) if values else DEFAULT_PROPOSERS
     for proposer in proposers:
         name, _, _ = proposer.partition(":")
-        if name in UNCOUNTED:
+        if source_of(name) in UNCOUNTED:
             raise InvalidParameter("speculation", f"The weights of {name} are not planned for")
     return proposers
 

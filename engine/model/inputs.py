@@ -41,8 +41,9 @@ class SequenceChunk(NamedTuple):
     num_logits_rows: int = 1
     """The number of last rows whose logits are kept."""
     tree: Sequence[int] | None = None
-    """For each of the last `len(tree)` tokens, draft tokens, the index of the one among them that
-    it follows, -1 for the token before them all; None: every token follows the one before."""
+    """For each of the last `len(tree)` tokens up to the chunk's end, draft tokens, the index of the
+    one among them that it follows, -1 for the token before them all. There may be more of them than
+    tokens in the chunk: the first ones are cached. None: every token follows the one before."""
     is_prompt: bool = False
     """Its logits rows are read, and verify nothing."""
     num_evicted: int = 0
@@ -67,15 +68,14 @@ class SequenceChunk(NamedTuple):
     def hidden(self) -> list[int]:
         """For each token a word whose bit j is set if the token j places before is on another
         branch of the tree: `SequenceGroup.hidden` without a sign."""
-        first = len(self.token_ids) - len(self.tree or ())
-        words = [0] * first
-        for index, nth in enumerate(self.tree or (), first):
-            parent = first + nth
+        words: list[int] = []
+        for index, parent in enumerate(self.tree or ()):
             distance = index - parent
             of_parent = words[parent] if parent >= 0 else 0
             # All between a token and its parent are on other branches.
             words.append(of_parent << distance | (1 << distance) - 2)
-        return words
+        num_others = len(self.token_ids) - len(words)
+        return [0] * num_others + words[max(-num_others, 0) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +444,8 @@ class _Rows(NamedTuple):
     """For each chunk the place of its first token in its sequence's blocks."""
     counts: Integers
     """For each chunk the number of its tokens."""
+    queries: Integers
+    """For each chunk the least place of its tokens, each without the hidden tokens before it."""
     is_tree: npt.NDArray[np.bool_]
     """For each chunk."""
     begins: Integers
@@ -480,16 +482,19 @@ def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
     places = positions = _ranges(starts, counts)
     if num_evicted.any():
         positions = places + np.repeat(num_evicted, counts)
-    hidden = None
+    queries, hidden = starts, None
     if is_tree.any():
         words = list(chain.from_iterable(chunk.hidden for chunk in chunks))
-        positions, hidden = positions - num_hidden(words), hidden_words(words)
+        num_skipped = num_hidden(words)
+        queries = np.minimum.reduceat(places - num_skipped, begins)
+        positions, hidden = positions - num_skipped, hidden_words(words)
     firsts, ends = starts // block_size, -(-(starts + counts) // block_size)
     before = np.cumsum(ends - firsts) - ends
     return _Rows(
         np.array(list(chain.from_iterable(token_ids)), dtype=np.int64),
         starts,
         counts,
+        queries,
         is_tree,
         begins,
         firsts,
@@ -517,6 +522,7 @@ def _lay_out_decodes(chunks: DecodeChunks, block_size: int) -> _Rows:
         np.array(chunks.token_ids, dtype=np.int64),
         places,
         ones,
+        places,
         np.zeros_like(positions, dtype=np.bool_),
         begins=rows,
         first_written=firsts,
@@ -554,8 +560,8 @@ class _Layout:
                 tables = SeparateTables(own)
         else:
             tables = SeparateTables([chunk.tables[self.index] for chunk in self.chunks])
-        starts, counts = self.rows.starts, self.rows.counts
-        visible = visible_blocks(self.group, self.block_size, starts, starts + counts)
+        ends = self.rows.starts + self.rows.counts
+        visible = visible_blocks(self.group, self.block_size, self.rows.queries, ends)
         classes = self._classes(visible.counts)
         groups: list[SequenceGroup] = []
         prefills: list[PrefillChunk] = []

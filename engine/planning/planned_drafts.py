@@ -13,7 +13,7 @@ from torch import nn
 from ...kernels.linear_packing import choose_linear
 from ...kernels.linear_sizes import linear_bytes
 from ..checkpoint.files import locate_heads, naming_the_draft
-from ..config import EngineConfig
+from ..config import EngineConfig, source_of
 from ..errors import UnsupportedModel
 from ..kv.cache import KvFormat
 from ..kv.groups import LayerKvShape, one_group
@@ -53,13 +53,13 @@ class PlannedDrafts:
     def of(cls, config: EngineConfig, base: ExpectedBase) -> PlannedDrafts:
         """Raises InvalidParameter and UnsupportedModel, as their loaders do, for everything but
         the weights' values and the bases that they were made for."""
-        entries = dict(entry.partition(":")[::2] for entry in config.speculation)
-        checkpoints = {entries[name] for name in (medusa.CHAINS, medusa.TREES) if name in entries}
-        head = next((entries[name] for name in (eagle.NAME, eagle.TREES) if name in entries), None)
+        given = [entry.partition(":")[::2] for entry in config.speculation]
+        medusas = {checkpoint for name, checkpoint in given if source_of(name) == medusa.CHAINS}
+        heads = [checkpoint for name, checkpoint in given if source_of(name) == eagle.NAME]
         return cls(
             _draft_model(config, base),
-            sum(_medusa_bytes(checkpoint, base) for checkpoint in checkpoints),
-            None if head is None else _planned_head(config, head, base),
+            sum(_medusa_bytes(checkpoint, base) for checkpoint in medusas),
+            _planned_head(config, heads[0], base) if heads else None,
         )
 
     def needs(self, config: EngineConfig) -> DraftNeeds:

@@ -20,13 +20,11 @@ from ...adapters.arena import Arena
 from ...adapters.draft_head import DraftHeadForm
 from ...kernels.linear import Linear
 from ..checkpoint.files import locate_heads
-from ..config import Acceptance, EngineConfig
+from ..config import TREE_PROPOSERS, EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
 from ..execution import decode_graphs
 from ..execution.decode_graphs import serves_graphs
-from ..execution.grammar_masks import restrict_drafts
-from ..execution.sampler import row_after
 from ..kv.cache import KvCache, KvFormat
 from ..kv.groups import one_group
 from ..memory.demands import EagleDemand
@@ -42,22 +40,21 @@ from .adapter_heads import AdapterHeads
 from .chain_inputs import ChainInputs
 from .draft_cache import CachedSequence, DraftCache
 from .draft_head import DraftHead, Pages, Rotation
-from .draft_tree import Candidates
 from .drawing import (
     DraftDrawing,
     GrowingChain,
     draw_next,
-    log_beliefs,
     make_drawing,
     takes_largest,
 )
 from .eagle_checkpoint import load_head
 from .eagle_head import EagleHead
-from .growing_tree import GrowingTree
+from .growing_tree import GrowingTree, Level
 from .head_graphs import HeadGraphs, head_graph_bytes, head_layout, head_sizes
 from .head_values import num_values, outline, with_values
 from .packed_head import PackedHead
 from .proposer import DraftRequest
+from .tree_growth import LevelOutput, grow_trees
 
 NAME, TREES = "eagle", "eagle_tree"
 MAX_PENDING = 64
@@ -417,53 +414,34 @@ class EagleTreeProposer(EagleProposer):
 
     def _draft(self, drafting: list[_Drafting]) -> list[Draft]:
         """Compute the known pairs, then level after level while a tree may get likelier nodes."""
+        head = drafting[0].head
+        output = self._compute(drafting, self._lay_out(drafting, num_passes=1), 0)
+        for entry in drafting:
+            self.cache.advance(entry.chain.request, len(entry.token_ids))
         trees = [
             GrowingTree(
-                entry.chain.request, entry.chain.num_tokens, entry.sequence, entry.features[-1]
+                entry.chain.request,
+                entry.chain.num_tokens,
+                SequenceChunk([], entry.sequence.num_computed, entry.sequence.tables),
             )
             for entry in drafting
         ]
-        states, logits = self._compute(drafting, self._lay_out(drafting, num_passes=1), 0)
-        for entry in drafting:
-            self.cache.advance(entry.chain.request, len(entry.token_ids))
-        self._grow_trees(trees, states, logits)
-        while growing := [tree for tree in trees if tree.frontier]:
-            levels, nodes = zip(*(tree.next_level() for tree in growing), strict=True)
-            features = torch.stack([node.features for own in nodes for node in own])
-            self._grow_trees(growing, *self._steps.run_levels(drafting[0].head, levels, features))
-        return [tree.draft() for tree in trees]
 
-    def _grow_trees(self, trees: Sequence[GrowingTree], states: Tensor, logits: Tensor) -> None:
-        """Add a level to each, from the hidden states and logits of their frontiers.
+        def compute(levels: Sequence[Level]) -> LevelOutput:
+            read = [node.features for level in levels for node in level.nodes]
+            features = torch.stack([each for each in read if each is not None])
+            chunks = [level.chunk for level in levels]
+            return _level_output(*self._steps.run_levels(head, chunks, features))
 
-        One with logits that are not finite ends there: its cache holds what must not be used.
-        """
-        finite = logits.max(-1).values.isfinite().tolist()  # of a row with NaN it is NaN
-        candidates, rows = self._candidates(trees, logits), list(states)
-        start = 0
-        for tree in trees:
-            own = slice(start, start := start + len(tree.frontier))
-            if all(finite[own]):
-                tree.grow(candidates[own], rows[own])
-            else:
-                tree.frontier = []
-                self.forget(tree.request.request_id)
+        def give_up(tree: GrowingTree) -> None:
+            self.forget(tree.request.request_id)
 
-    def _candidates(self, trees: Sequence[GrowingTree], logits: Tensor) -> list[Candidates]:
-        """After each node of the frontiers the tokens most likely to be the target's own sample."""
-        head, width = self._steps.head, max(tree.num_tokens for tree in trees)
-        if all(takes_largest(tree.request) for tree in trees):
-            found = logits.log_softmax(-1).topk(min(width, logits.shape[-1]))
-            token_ids = head.token_ids[found.indices]
-        else:
-            requests = [tree.request for tree in trees for _ in tree.frontier]
-            paths = [node.token_ids for tree in trees for node in tree.frontier]
-            allowed = restrict_drafts(requests, paths, head.whole_logits(logits))
-            beliefs = log_beliefs(allowed, list(map(row_after, requests, paths)))
-            found = beliefs.topk(min(width, beliefs.shape[-1]))
-            token_ids = found.indices
-        pairs = zip(token_ids.tolist(), found.values.tolist(), strict=True)
-        return [Candidates(*pair) for pair in pairs]
+        return grow_trees(trees, _level_output(*output), compute, give_up, self._steps.head)
+
+
+def _level_output(states: Tensor, logits: Tensor) -> LevelOutput:
+    finite = logits.max(-1).values.isfinite().tolist()  # of a row with NaN it is NaN
+    return LevelOutput(logits, finite, states)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -541,7 +519,7 @@ class LoadedEagle:
             has_spare_blocks=serves_graphs(config, self.base),
         )
         graphs = self._open_graphs(config, pages, max_model_len)
-        kind = EagleTreeProposer if self.name == TREES else EagleProposer
+        kind = EagleTreeProposer if self.name in TREE_PROPOSERS else EagleProposer
         return kind(
             EagleHeadSteps(self, pages, self.adapter_heads(config, arena), graphs),
             self.features,
@@ -593,8 +571,6 @@ def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
     name, _, checkpoint = given
     if not checkpoint:
         raise InvalidParameter("speculation", f"{name} requires a checkpoint: {name}:CHECKPOINT")
-    if name == TREES and config.acceptance is not Acceptance.COUPLED:
-        raise InvalidParameter("speculation", f"{name} requires coupled acceptance")
     try:
         folder = locate_heads(checkpoint)
         loaded = load_head(

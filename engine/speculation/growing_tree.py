@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from math import inf
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ..draft import ROOT, Draft
 from ..model.inputs import SequenceChunk
 from ..request import Request
-from .draft_cache import CachedSequence
 from .draft_tree import Candidates, branches
 
 
@@ -21,8 +21,8 @@ class Node:
     """A draft token, or the last known token as the root."""
 
     token_id: int
-    features: Tensor
-    """`[hidden_size]`: what the head knows of the token before."""
+    features: Tensor | None = None
+    """`[hidden_size]`: what a head knows of the token before; None for a model."""
     parent: Node | None = None
     """None: the root."""
     cost: float = 0.0
@@ -39,6 +39,16 @@ class Node:
         return [node.token_id for node in self.path]
 
 
+class Level(NamedTuple):
+    """What a pass computes of a tree."""
+
+    tree: GrowingTree
+    chunk: SequenceChunk
+    """The logits of its last rows are kept, those of the frontier."""
+    nodes: Sequence[Node]
+    """Of the chunk's rows."""
+
+
 class GrowingTree:
     """A request's draft while its levels are computed: the `num_tokens` likeliest nodes so far.
 
@@ -47,22 +57,24 @@ class GrowingTree:
     all nodes.
     """
 
-    def __init__(
-        self, request: Request, num_tokens: int, sequence: CachedSequence, features: Tensor
-    ) -> None:
-        """`sequence`: the request's part of the head's cache, which holds its known tokens and has
-        room for `num_tokens - 1` more. `features [hidden_size]`: of the last known token."""
+    def __init__(self, request: Request, num_tokens: int, behind: SequenceChunk) -> None:
+        """`behind`: no tokens, behind the known ones, in blocks with room for `num_tokens - 1`."""
         self.request = request
         self.num_tokens = num_tokens
-        self.frontier = [Node(request.token_ids[-1], features)]
+        self.frontier = [Node(request.token_ids[-1])]
         """The nodes of the last level whose children may belong to the tree and are not known."""
-        self._sequence = sequence
+        self._behind = behind
         self._nodes: list[Node] = []
         """The likeliest first, so parents precede children."""
         self._written: list[Node] = []
-        """Those whose keys and values lie behind the known tokens."""
+        """Those whose keys and values lie behind the known tokens, in this order."""
 
-    def grow(self, found: Sequence[Candidates], states: Sequence[Tensor]) -> None:
+    @property
+    def written(self) -> Draft:
+        """The tokens whose keys and values lie behind the known ones, in this order."""
+        return _draft(self._written)
+
+    def grow(self, found: Sequence[Candidates], states: Sequence[Tensor | None]) -> None:
         """Add a level: for each node of the frontier its children and their features."""
         children = [
             Node(token_id, state, parent, parent.cost - log_probability)
@@ -80,36 +92,37 @@ class GrowingTree:
             if node in new and node.token_id not in self.request.end_token_ids
         ]
 
-    def next_level(self) -> tuple[SequenceChunk, list[Node]]:
-        """The tokens to compute next, laid out behind the known ones, and their nodes.
+    def next_level(self) -> Level:
+        """The tokens to compute next, behind those that are written.
 
-        The frontier's come last; its logits are kept. Its ancestors come before it, because every
-        level uses the same slots. Those that all of the frontier share are left out if their
-        slots still hold them.
+        These are the nodes of the frontier. Where they do not fit, the written nodes that are none
+        of their ancestors give up their room, and so do all that are written after one of these.
         """
-        levels = list(zip(*(node.path for node in self.frontier), strict=True))
-        kept = [
-            node
-            for node, _ in takewhile(
-                lambda pair: {pair[0]} == set(pair[1]), zip(self._written, levels, strict=False)
-            )
-        ]
-        rows = list(dict.fromkeys(chain.from_iterable(levels[len(kept) :])))
-        self._written = kept + rows
-        chunk = SequenceChunk(
-            [node.token_id for node in rows],
-            self._sequence.num_computed + len(kept),
-            self._sequence.tables,
+        levels = zip(*(node.path for node in self.frontier), strict=True)
+        needed = dict.fromkeys(chain.from_iterable(levels))
+        if len(self._written) + len(self.frontier) >= self.num_tokens:
+            self._written = list(takewhile(needed.__contains__, self._written))
+        held = set(self._written)
+        nodes = [node for node in needed if node not in held]
+        start = self._behind.start + len(self._written)
+        self._written += nodes
+        chunk = self._behind._replace(
+            token_ids=[node.token_id for node in nodes],
+            start=start,
             num_logits_rows=len(self.frontier),
-            tree=_parents(rows),
+            tree=_parents(self._written),
         )
-        return chunk, rows
+        return Level(self, chunk, nodes)
 
     def draft(self) -> Draft:
-        return Draft(tuple(node.token_id for node in self._nodes), _parents(self._nodes))
+        return _draft(self._nodes)
+
+
+def _draft(nodes: Sequence[Node]) -> Draft:
+    return Draft(tuple(node.token_id for node in nodes), _parents(nodes))
 
 
 def _parents(nodes: Sequence[Node]) -> tuple[int, ...] | None:
-    """See `Draft.parents`; parents that are not among the nodes are the root."""
-    index = {node: place for place, node in enumerate(nodes)}
-    return branches(ROOT if node.parent is None else index.get(node.parent, ROOT) for node in nodes)
+    """See `Draft.parents`."""
+    index: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
+    return branches(index.get(node.parent, ROOT) for node in nodes)

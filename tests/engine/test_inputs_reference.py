@@ -66,19 +66,26 @@ def padded(values: Sequence[int], padding: int, width: int) -> list[int]:
     return [*values, *[padding] * (width - len(values))]
 
 
+def num_cached_draft_tokens(chunk: SequenceChunk) -> int:
+    """How many tokens of the tree lie before the chunk."""
+    return max(len(chunk.tree or ()) - len(chunk.token_ids), 0)
+
+
 def ancestors(chunk: SequenceChunk) -> list[list[int]]:
-    """For each token of the chunk the indices of those that it follows, the nearest first."""
-    tree = chunk.tree or ()
-    first = len(chunk.token_ids) - len(tree)
+    """For each token of the tree and the chunk the indices of those that it follows, the nearest
+    first."""
+    tree, num_tokens = chunk.tree or (), num_cached_draft_tokens(chunk) + len(chunk.token_ids)
+    first = num_tokens - len(tree)
     found: list[list[int]] = []
-    for index in range(len(chunk.token_ids)):
+    for index in range(num_tokens):
         parent = index - 1 if index < first else first + tree[index - first]
         found.append([parent, *found[parent]] if parent >= 0 else [])
     return found
 
 
 def positions(chunk: SequenceChunk) -> list[int]:
-    return [chunk.start + len(own) for own in ancestors(chunk)]
+    num_cached = num_cached_draft_tokens(chunk)
+    return [chunk.start - num_cached + len(own) for own in ancestors(chunk)[num_cached:]]
 
 
 def hidden(chunk: SequenceChunk) -> list[int]:
@@ -86,7 +93,12 @@ def hidden(chunk: SequenceChunk) -> list[int]:
     for index, own in enumerate(ancestors(chunk)):
         others = set(range(index)) - set(own)
         words.append(sum(1 << index - other for other in others))
-    return words
+    return words[num_cached_draft_tokens(chunk) :]
+
+
+def first_query(chunk: SequenceChunk) -> int:
+    """The least place that a token of the chunk would have without other branches."""
+    return min(positions(chunk)) - chunk.num_evicted
 
 
 class Expected:
@@ -102,7 +114,7 @@ class Expected:
             for position in range(chunk.place, chunk.end)
         ]
         self.seen = [
-            visible_blocks(chunk.tables[index].tolist(), chunk.place, chunk.end, self._group)
+            visible_blocks(chunk.tables[index].tolist(), first_query(chunk), chunk.end, self._group)
             for chunk in chunks
         ]
         self._classes: dict[Hashable, list[int]] = {}
@@ -172,6 +184,8 @@ class Expected:
 
 
 ROTARY_STARTS = (0, 0, 0, 70, 300)
+MAX_CACHED_DRAFT_TOKENS = 20
+"""Of a tree before a chunk of it."""
 
 
 def random_tables(rng: random.Random, num_tokens: int) -> list[BlockTable]:
@@ -185,7 +199,8 @@ def random_chunk(rng: random.Random) -> SequenceChunk:
     count = rng.choice((1, 1, 1, 2, 3, 5, 8, MAX_GROUPED_ROWS, MAX_GROUPED_ROWS + 1, 30))
     tree = None
     if count > 1 and rng.random() < 0.3:
-        tree = [rng.randrange(-1, index) for index in range(rng.randrange(1, count))]
+        num_draft_tokens = rng.randrange(1, count + min(start, MAX_CACHED_DRAFT_TOKENS))
+        tree = [rng.randrange(-1, index) for index in range(num_draft_tokens)]
     token_ids = [rng.randrange(1000) for _ in range(count)]
     kept, tables = rng.randint(0, count), random_tables(rng, start + count)
     evicted = rng.choice((0, rng.randrange(500)))
