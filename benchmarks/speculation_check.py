@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from benchmarks.speculation_arms import Arm, Decoding, Job
@@ -19,9 +21,10 @@ from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.acceptors import Acceptor, make_acceptor
+from loraplex.engine.speculation.head_graphs import HeadGraphs
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from support.chi_square import p_value
-from support.eagle import save_random_head
+from support.eagle import make_adapter_with_head, save_random_head
 from support.medusa import make_heads
 from support.models import make_adapter, make_tiny_llama
 from support.mtp import save_shipping
@@ -33,6 +36,7 @@ ANSWER_TOKENS = 40
 NUM_DRAFT_TOKENS = 6
 ERROR = 0.3
 """Of the scripted draft tokens so many are wrong."""
+HEADS_OF_ADAPTERS = "eagle with heads of adapters"
 MUST_HOLD = (
     "ngram",
     "draft",
@@ -56,6 +60,7 @@ def check_speculation(directory: Path, *, device: str) -> dict[str, Any]:
     shipping = save_shipping(directory / "shipping-base", "glm4_moe", repeats=True)
     proposers = {
         **_check_identity(base, _configurations(base), device=device),
+        HEADS_OF_ADAPTERS: _check_adapter_heads(base, device=device),
         **_check_identity(
             shipping, ["mtp", "mtp_tree"], device=device, target_modules=ATTENTION_TARGETS
         ),
@@ -67,10 +72,28 @@ def check_speculation(directory: Path, *, device: str) -> dict[str, Any]:
     is_same = all(not found["different_beyond_near_ties"] for found in proposers.values())
     # All of these steps have fewer tokens than a graph's rows.
     are_replayed = not any(found["steps_without_graph"] for found in proposers.values())
+    # The base's head, and those of two adapters.
+    are_replayed &= proposers[HEADS_OF_ADAPTERS]["heads_in_graphs"] == 3
     some_held = all(proposers[name]["accepted_tokens"] for name in MUST_HOLD)
     is_fair = all(value > LEAST_P_VALUE for value in p_values.values())
     is_ok = is_same and some_held and is_fair and (are_replayed or device != "cuda")
     return {"ok": is_ok, "proposers": proposers, "p_values": p_values}
+
+
+def _check_adapter_heads(base: Path, *, device: str) -> dict[str, int]:
+    """The same of an EAGLE head beside those that two adapters bring along, and how many of these
+    heads have drafted in graphs."""
+    head = base.with_name("shared-head")
+    save_random_head(base, head)
+    adapters = {
+        name: make_adapter_with_head(base, head, base.with_name(name), seed=seed, r=8)
+        for seed, name in enumerate(("headed-first", "headed-second"), start=1)
+    }
+    with patch.object(HeadGraphs, "run", autospec=True, side_effect=HeadGraphs.run) as replayed:
+        (found,) = _compare_arms(
+            base, adapters, [f"eagle:{head}"], device=device, adapter_draft_heads=2
+        ).values()
+    return found | {"heads_in_graphs": len({call.args[1] for call in replayed.call_args_list})}
 
 
 def _check_identity(
@@ -84,10 +107,29 @@ def _check_identity(
         )
         for rank in (4, 16)
     }
+    return _compare_arms(base, adapters, configurations, device=device)
+
+
+def _compare_arms(
+    base: Path,
+    adapters: Mapping[str, Path],
+    configurations: list[str],
+    *,
+    device: str,
+    **config: Any,
+) -> dict[str, dict[str, int]]:
+    """By proposer. `config`: of the engines that draft."""
     jobs = _make_jobs([None, *adapters])
 
-    def open_arm(*speculation: str) -> Arm:
-        return Arm(base, base.parent, speculation=speculation, adapters=adapters, device=device)
+    def open_arm(*speculation: str, **config: Any) -> Arm:
+        return Arm(
+            base,
+            base.parent,
+            speculation=speculation,
+            adapters=adapters,
+            device=device,
+            **config,
+        )
 
     found = {}
     with closing(open_arm()) as plain, ExitStack() as stack:
@@ -96,7 +138,7 @@ def _check_identity(
         for kind in (ScriptedProposer, ScriptedTreeProposer):
             stack.enter_context(scripted(kind(answers, error=ERROR)))
         for entry in configurations:
-            with closing(open_arm(entry)) as arm:
+            with closing(open_arm(entry, **config)) as arm:
                 arm.begin(jobs, num_forced=NUM_DRAFT_TOKENS)
                 num_before = _num_eager_steps(arm)
                 actual = arm.end()

@@ -73,6 +73,13 @@ class DenseLinear(Linear):
     def products(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight).float()
 
+    def refill(self, weights: Sequence[Tensor]) -> None:
+        """Take over weights `[n, in]`, one below another, in the memory that is there."""
+        rows = self.weight.split([len(each) for each in weights])
+        for own, weight in zip(rows, weights, strict=True):
+            own.copy_(weight)
+        self.row_norms.copy_(row_norms(self.weight))
+
 
 class PackedLinear(Linear):
     """The weight in the layout of oneDNN's own matmul, so that no call has to reorder it.

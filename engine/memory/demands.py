@@ -41,8 +41,8 @@ class EagleDemand(NamedTuple):
     block_bytes: int
     """One block of its KV cache."""
     reading_bytes: int
-    """The hidden states that it reads: of a full step, and those that it keeps. Also the packed
-    heads of adapters, and the graphs of its passes."""
+    """The hidden states that it reads: of a full step, and those that it keeps. Also the slots
+    for heads of adapters, and the graphs of all passes."""
     name: str = "eagle"
     """That of its proposer."""
 

@@ -138,8 +138,8 @@ def _head_bytes(config: EngineConfig, expected: ExpectedHead, base: ExpectedBase
     quantization = LoadQuantization(
         weight_format(config.quantization), config.quantization_group_size
     )
-    for siblings in head.siblings:
-        weight = torch.cat([each.weight for each in siblings]).to(base.dtype)
+    for weights in ((head.fc.weight,), *head.sibling_weights):
+        weight = torch.cat(weights).to(base.dtype)
         values = quantization.apply("", weight)
         kind = choose_linear(values, dtype=base.dtype, device_type=base.device_type)
         yield linear_bytes(values, kind, dtype=base.dtype, device_type=base.device_type)

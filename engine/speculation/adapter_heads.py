@@ -1,47 +1,45 @@
-"""The draft heads of adapters that are packed to run. Torch-free.
+"""The draft heads of adapters that are ready to run. Torch-free.
 
 An adapter's head is loaded, moved and evicted with its other weights. To run, it is packed like the
-base's, which takes memory of its own; there is room for a fixed number of packed heads.
+base's, into one of a fixed number of slots.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...adapters.leases import Lease
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ...adapters.arena import Arena
+    from .head_slot import HeadSlot
     from .packed_head import PackedHead
 
 logger = logging.getLogger(__name__)
 
 IDLE_CALLS = 256
-"""A packed head makes room for another adapter's after so many drafts without it. Packing takes
-longer than a draft, so adapters in turn must not push one another out."""
+"""A head makes room for another adapter's after so many drafts without it. Packing takes longer
+than a draft, so adapters in turn must not push one another out."""
 
 
 @dataclass(slots=True)
 class _Ready:
-    head: PackedHead
+    slot: HeadSlot
     used_at: int
 
 
 class AdapterHeads:
     """Finds the head of a request's adapter."""
 
-    def __init__(self, arena: Arena, pack: Callable[[Tensor], PackedHead], room: int) -> None:
-        """`pack`: makes a head of its `[values]`. `room`: the number of heads."""
+    def __init__(self, arena: Arena, slots: Iterable[HeadSlot]) -> None:
+        """`slots`: empty ones, for the heads of adapters of this arena."""
         arena.on_remove.append(self.forget)
         self._arena = arena
-        self._pack = pack
-        self._room = room
+        self._free = list(slots)
         self._ready: OrderedDict[int, _Ready] = OrderedDict()  # by row, oldest use first
         self._failed: set[int] = set()
         """The rows whose heads could not be packed. They are not tried again: a try takes long."""
@@ -64,26 +62,30 @@ class AdapterHeads:
             return None
         ready.used_at = self._num_calls
         self._ready.move_to_end(lease.row)
-        return ready.head
+        return ready.slot.head
 
     def forget(self, row: int) -> None:
         """The row's adapter leaves the device."""
         self._failed.discard(row)
         if ready := self._ready.pop(row, None):
-            ready.head.erase()
+            ready.slot.erase()
+            self._free.append(ready.slot)
 
     def _prepare(self, row: int) -> _Ready | None:
         values = self._arena.draft_head(row)
         if values is None or row in self._failed:
             return None
-        if len(self._ready) == self._room and not self._make_room():
+        if not self._free and not self._make_room():
             return None
+        slot = self._free[-1]
         try:
-            ready = self._ready[row] = _Ready(self._pack(values), 0)
+            slot.fill(values)
         except Exception:  # such as too little memory; the drafts of other requests go on
             logger.exception("the draft head in row %d could not be packed", row)
             self._failed.add(row)
+            slot.erase()
             return None
+        ready = self._ready[row] = _Ready(self._free.pop(), 0)
         return ready
 
     def _make_room(self) -> bool:

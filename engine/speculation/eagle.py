@@ -51,7 +51,8 @@ from .eagle_checkpoint import load_head
 from .eagle_head import EagleHead
 from .growing_tree import GrowingTree, Level
 from .head_graphs import HeadGraphs, head_graph_bytes, head_layout, head_sizes
-from .head_values import num_values, outline, with_values
+from .head_slot import HeadSlot
+from .head_values import num_values, outline
 from .packed_head import PackedHead
 from .proposer import DraftRequest
 from .tree_growth import LevelOutput, grow_trees
@@ -121,8 +122,8 @@ class EagleHeadSteps:
         adapters: AdapterHeads | None = None,
         graphs: HeadGraphs | None = None,
     ) -> None:
-        """`adapters`: None if heads of adapters are not served. `graphs`: of the base's head; None
-        where its passes run kernel by kernel."""
+        """`adapters`: None if heads of adapters are not served. `graphs`: of all heads; None where
+        passes run kernel by kernel."""
         self.head = loaded.head
         self.adapters = adapters
         self.pages = pages
@@ -151,7 +152,7 @@ class EagleHeadSteps:
 
     def _are_served(self, head: DraftHead, num_pairs: int) -> bool:
         """Whether graphs serve so many pairs with this head."""
-        return head is self.head and self.graphs is not None and self.graphs.serves(num_pairs)
+        return self.graphs is not None and self.graphs.serves(head, num_pairs)
 
     def run(
         self,
@@ -182,7 +183,7 @@ class EagleHeadSteps:
         Returns the same of the rows whose logits are kept.
         """
         if self.graphs is not None and self._are_served(head, len(features)):
-            return self.graphs.run(levels, features)
+            return self.graphs.run(head, levels, features)
         inputs = make_inputs(
             levels,
             groups=self.pages.groups,
@@ -460,9 +461,9 @@ class AdaptableHead:
         """Of adapters' heads."""
         return DraftHeadForm(self.head_id, num_values(self.outline))
 
-    def pack(self, values: Tensor) -> PackedHead:
-        """An adapter's head of this form."""
-        return PackedHead(with_values(self.outline, values), LoadQuantization(), fc=self.fc)
+    def make_slots(self, number: int, dtype: torch.dtype) -> list[HeadSlot]:
+        """Memory for so many heads of this form, in the dtype of the adapters' weights."""
+        return [HeadSlot(self.outline, self.fc, dtype) for _ in range(number)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -494,11 +495,14 @@ class LoadedEagle:
     def demand(self, config: EngineConfig) -> EagleDemand:
         (group,) = one_group(1, 2)
         form = self.adapter_form(config)
-        packed = config.adapter_draft_heads * form.num_values if form else 0
-        values = read_values(config, self.head.feature_sizes) + packed
+        slots = config.adapter_draft_heads * form.num_values if form else 0
+        values = read_values(config, self.head.feature_sizes) + slots
         graphs = 0
         if serves_graphs(config, self.base):
-            graphs = head_graph_bytes(config, self.head, self.base.max_model_len)
+            num_heads = 1 + (config.adapter_draft_heads if form else 0)
+            graphs = head_graph_bytes(
+                config, self.head, self.base.max_model_len, num_heads=num_heads
+            )
         return EagleDemand(
             self.weight_bytes,
             block_bytes(config, group, [[self.head.kv_shape]], self.kv_format),
@@ -518,10 +522,14 @@ class LoadedEagle:
             device=self.base.device,
             has_spare_blocks=serves_graphs(config, self.base),
         )
-        graphs = self._open_graphs(config, pages, max_model_len)
+        slots: list[HeadSlot] = []
+        if self.adaptable is not None:
+            slots = self.adaptable.make_slots(config.adapter_draft_heads, self.base.dtype)
+        heads = [self.head, *(slot.head for slot in slots)]
+        graphs = self._open_graphs(config, heads, pages, max_model_len)
         kind = EagleTreeProposer if self.name in TREE_PROPOSERS else EagleProposer
         return kind(
-            EagleHeadSteps(self, pages, self.adapter_heads(config, arena), graphs),
+            EagleHeadSteps(self, pages, AdapterHeads(arena, slots) if slots else None, graphs),
             self.features,
             max_model_len=max_model_len,
             drawing=make_drawing(config.acceptance),
@@ -530,26 +538,24 @@ class LoadedEagle:
         )
 
     def _open_graphs(
-        self, config: EngineConfig, pages: KvCache, max_model_len: int
+        self,
+        config: EngineConfig,
+        heads: Sequence[DraftHead],
+        pages: KvCache,
+        max_model_len: int,
     ) -> HeadGraphs | None:
         if not serves_graphs(config, self.base):
             return None
         (group,) = pages.groups
         layout = head_layout(config, group, max_model_len)
         capture = decode_graphs.CudaCapture(self.base.device)
-        return HeadGraphs(self.head, self.embed, pages, layout, capture, sizes=head_sizes(config))
+        return HeadGraphs(heads, self.embed, pages, layout, capture, sizes=head_sizes(config))
 
     def adapter_form(self, config: EngineConfig) -> DraftHeadForm | None:
         """Of adapters' heads that are served; None: none are."""
         if not config.adapter_draft_heads or self.adaptable is None:
             return None
         return self.adaptable.form
-
-    def adapter_heads(self, config: EngineConfig, arena: Arena) -> AdapterHeads | None:
-        """None: heads of adapters are not served."""
-        if self.adaptable is None or not config.adapter_draft_heads:
-            return None
-        return AdapterHeads(arena, self.adaptable.pack, config.adapter_draft_heads)
 
 
 def read_values(config: EngineConfig, feature_sizes: tuple[int, int]) -> int:

@@ -52,16 +52,15 @@ class EagleHead(nn.Module):
         self.norms_before_residual = norm_before_residual
 
     @property
-    def siblings(self) -> tuple[tuple[nn.Linear, ...], ...]:
-        """The linear layers that read the same input, in the order of their inputs."""
+    def sibling_weights(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Of the layer and the output head; those that read the same input are together."""
         attention, mlp = self.midlayer.self_attn, self.midlayer.mlp
         return (
-            (self.fc,),
-            (attention.q_proj, attention.k_proj, attention.v_proj),
-            (attention.o_proj,),
-            (mlp.gate_proj, mlp.up_proj),
-            (mlp.down_proj,),
-            (self.lm_head,),
+            (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight),
+            (attention.o_proj.weight,),
+            (mlp.gate_proj.weight, mlp.up_proj.weight),
+            (mlp.down_proj.weight,),
+            (self.lm_head.weight,),
         )
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...kernels.attention import AttentionBatch, AttentionOptions, paged_attention
 from ...kernels.draft_layer_cpu import DraftLayerOnCpu, DraftNorms, serves_draft_layer
@@ -37,35 +37,33 @@ class PackedHead:
         """`head`: its weights are copied one after another. `quantization`: how the base's linear
         layers are quantized while they are loaded. `fc`: of another head with the same features,
         which gives them to this one."""
-        layer, (own_fc, *siblings) = head.midlayer, head.siblings
-
-        def packed(linears: Sequence[nn.Linear]) -> Linear:
-            weight = torch.cat([each.weight for each in linears])
-            # The layers that are excluded are the base's.
-            linear = pack_linear(quantization.apply("", weight), dtype=weight.dtype)
-            if not isinstance(linear, DenseLinear):  # which keeps it
-                weight.zero_()  # freed memory keeps its content
-            return linear
-
         self.config = config = head.config
         self.token_ids = head.token_ids
-        self.fc = packed(own_fc) if fc is None else fc
-        self.linears = tuple(map(packed, siblings))
-        norms = layer.input_layernorm, layer.hidden_norm, layer.post_attention_layernorm, head.norm
-        self.norms = DraftNorms(*(norm.weight.detach().clone() for norm in norms))
+        self.fc = _packed([head.fc.weight], quantization) if fc is None else fc
+        self.linears = [_packed(weights, quantization) for weights in head.sibling_weights]
+        self.norms = DraftNorms(*(weight.detach().clone() for weight in _norms(head)))
         self._norms_before_residual = head.norms_before_residual
-        self._rotary = layer.self_attn.rotary
+        self._rotary = head.midlayer.self_attn.rotary
         self._options = AttentionOptions(scale=config.head_dim**-0.5)
-        self._on_cpu: DraftLayerOnCpu | None = None
-        if serves_draft_layer(self.linears, self.norms):
-            self._on_cpu = DraftLayerOnCpu(
-                self.linears,
-                self.norms,
-                num_heads=config.num_attention_heads,
-                head_dim=config.head_dim,
-                eps=config.rms_norm_eps,
-                norms_before_residual=head.norms_before_residual,
-            )
+        self._on_cpu = self._as_one_call()
+
+    @torch.inference_mode()
+    def fill(self, head: EagleHead) -> None:
+        """Take over the weights of another head of the same form, all but the features' projection.
+        This one is not quantized.
+
+        On CUDA into the memory that is there, which captured passes read. No pass may run
+        meanwhile, and none after an error, until it is filled again.
+        """
+        for place, weights in enumerate(head.sibling_weights):
+            linear = self.linears[place]
+            if isinstance(linear, DenseLinear):
+                linear.refill(weights)
+            else:  # a layout of the CPU, where no pass is captured
+                self.linears[place] = _packed(weights, LoadQuantization())
+        for own, weight in zip(self.norms, _norms(head), strict=True):
+            own.copy_(weight)
+        self._on_cpu = self._as_one_call()
 
     @property
     def weight_bytes(self) -> int:
@@ -85,7 +83,7 @@ class PackedHead:
     @torch.inference_mode()
     def erase(self) -> None:
         """Zero the weights of a head that is not quantized, all but the features' projection. It
-        must not run any more."""
+        must not run until it is filled again."""
         for linear in self.linears:
             linear.erase()
         for norm in self.norms:
@@ -150,6 +148,19 @@ class PackedHead:
         size = len(draft_logits), self.config.vocab_size
         return draft_logits.new_full(size, UNDRAFTED).index_copy_(1, self.token_ids, draft_logits)
 
+    def _as_one_call(self) -> DraftLayerOnCpu | None:
+        """The layer as the library computes it; None if it does not."""
+        if not serves_draft_layer(self.linears, self.norms):
+            return None
+        return DraftLayerOnCpu(
+            self.linears,
+            self.norms,
+            num_heads=self.config.num_attention_heads,
+            head_dim=self.config.head_dim,
+            eps=self.config.rms_norm_eps,
+            norms_before_residual=self._norms_before_residual,
+        )
+
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self.config.rms_norm_eps, NormForm.ROUNDED_FIRST)
 
@@ -161,3 +172,19 @@ class PackedHead:
         cos, sin = rotation
         q, k = rotary(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos[None], sin[None])
         return q[0].transpose(0, 1), k[0].transpose(0, 1), v
+
+
+def _norms(head: EagleHead) -> DraftNorms:
+    layer = head.midlayer
+    norms = layer.input_layernorm, layer.hidden_norm, layer.post_attention_layernorm, head.norm
+    return DraftNorms(*(norm.weight for norm in norms))
+
+
+def _packed(weights: Sequence[Tensor], quantization: LoadQuantization) -> Linear:
+    """The layer of these weights, one below another."""
+    weight = torch.cat(list(weights))
+    # The layers that are excluded are the base's.
+    linear = pack_linear(quantization.apply("", weight), dtype=weight.dtype)
+    if not isinstance(linear, DenseLinear):  # which keeps it
+        weight.zero_()  # freed memory keeps its content
+    return linear

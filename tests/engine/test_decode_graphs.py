@@ -30,7 +30,7 @@ from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.inputs import make_inputs
 from loraplex.engine.speculation import draft_model, eagle
 from support import length_ropes
-from support.eagle import Made, save_random_head, spied
+from support.eagle import Made, make_adapter_with_head, save_random_head, spied
 from support.engine import LocalEngine
 from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
 from support.greedy import assert_greedy
@@ -420,6 +420,25 @@ def test_a_head_drafts_in_graphs_of_its_own_what_it_drafts_eagerly(
     )
 
 
+@pytest.mark.parametrize("proposer", ["eagle", pytest.param("eagle_tree", marks=pytest.mark.slow)])
+def test_heads_of_adapters_draft_in_graphs_of_their_own_what_they_draft_eagerly(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proposer: str
+) -> None:
+    save_random_head(tiny_base, tmp_path / "head")
+    settings = {"speculation": (f"{proposer}:{tmp_path / 'head'}",), "max_num_batched_tokens": 48}
+    engines = Engines(tiny_base, tmp_path, monkeypatch, adapter_draft_heads=2, **settings)
+    first, second = (
+        engines.add_adapter(
+            make_adapter_with_head(tiny_base, tmp_path / "head", tmp_path / f"{seed}", seed=seed)
+        )
+        for seed in (1, 2)
+    )
+    drafts = assert_drafts_alike(
+        engines, monkeypatch, proposer, [None, first, second, None], num_heads=3
+    )
+    assert len({request_id for request_id, _, draft in drafts if len(draft)}) == 3
+
+
 @pytest.mark.parametrize(
     "family", marked_slow(sorted(SHIPPING), slow={"deepseek_v3", "glm4_moe_lite"})
 )
@@ -450,10 +469,12 @@ def assert_drafts_alike(
     monkeypatch: pytest.MonkeyPatch,
     proposer: str,
     adapters: Sequence[AdapterKey | None],
+    *,
+    num_heads: int = 1,
 ) -> Made:
     """The head's passes and all steps are replayed; returns what was drafted."""
-    sizes, lines = row_sizes(6, 48), engines.replayed.core.parts.plan.lines
-    assert any(line.startswith(f"{proposer}: {len(sizes)} graphs of") for line in lines)
+    num_graphs, lines = num_heads * len(row_sizes(6, 48)), engines.replayed.core.parts.plan.lines
+    assert any(line.startswith(f"{proposer}: {num_graphs} graphs of") for line in lines)
     asked = [SpeculationParams(num_tokens=count) for count in (5, 3, 0, 1)]
     # Where it is hot, the noise decides, which the head knows.
     with spied() as expected:
@@ -462,9 +483,9 @@ def assert_drafts_alike(
     def refuse(*_args: object, **_options: object) -> None:
         raise AssertionError("a pass is laid out for kernels")
 
-    monkeypatch.setattr(eagle, "make_inputs", refuse)
-    monkeypatch.setattr(eagle, "ChainInputs", refuse)
-    with spied() as drafts:
+    with monkeypatch.context() as patch, spied() as drafts:
+        patch.setattr(eagle, "make_inputs", refuse)
+        patch.setattr(eagle, "ChainInputs", refuse)
         assert serve_each(engines.replayed, adapters, asked, temperature=2.0) == answers
     assert by_prefix(drafts) == by_prefix(expected)
     stats = engines.replayed.core.stats()

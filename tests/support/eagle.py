@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.draft import Draft
+from loraplex.engine.speculation.attached_head import attach_head
 from loraplex.engine.speculation.eagle import EagleProposer
-from loraplex.engine.speculation.eagle_checkpoint import save_head
+from loraplex.engine.speculation.eagle_checkpoint import EagleCheckpoint, load_head, save_head
 from loraplex.engine.speculation.eagle_head import EagleHead
 from loraplex.engine.speculation.proposer import DraftRequest
+from support.models import make_adapter
 
 Made = list[tuple[str, list[int], Draft]]
 """Drafts, with their requests' ids and tokens."""
@@ -70,6 +72,39 @@ def save_random_head(base: Path, path: Path, *, layers: Sequence[int] = (1, 1, 2
     )
     save_head(head, path, layers=tuple(layers), base_id=compute_base_id(base))
     return head
+
+
+def load_head_for(base: Path, path: Path) -> EagleCheckpoint:
+    config = AutoConfig.from_pretrained(base)
+    return load_head(
+        path,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        base_id=compute_base_id(base),
+    )
+
+
+def save_changed_head(
+    base: Path, source: Path, path: Path, *, seed: int, reads_same: bool = True
+) -> None:
+    """The head in `source` with other weights, as training under an adapter changes them.
+    `reads_same`: whether the projection of the features stays, so that both can be served."""
+    loaded = load_head_for(base, source)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in loaded.head.named_parameters():
+        if name != "fc.weight" or not reads_same:
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    save_head(loaded.head, path, layers=loaded.layers, base_id=compute_base_id(base))
+
+
+def make_adapter_with_head(base: Path, head: Path, path: Path, *, seed: int, **lora: Any) -> Path:
+    """A folder with an adapter and a head of its own, which reads what the base's `head` does."""
+    plain, changed = path.with_name(f"{path.name}-plain"), path.with_name(f"{path.name}-head")
+    save_changed_head(base, head, changed, seed=seed)
+    path.mkdir()
+    attach_head(load_head_for(base, changed), make_adapter(base, plain, seed=seed, **lora), path)
+    return path
 
 
 def save_repeating_head(base: Path, path: Path) -> None:

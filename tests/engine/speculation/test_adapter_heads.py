@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,29 +16,24 @@ from safetensors.torch import load_file
 from loraplex.adapters.export import export_adapter
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.leases import Lease
-from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.messages import DeleteAdapter, SpeculationParams
+from loraplex.engine.model.load_quantization import LoadQuantization
 from loraplex.engine.speculation import adapter_heads, packed_head
 from loraplex.engine.speculation.adapter_heads import AdapterHeads
 from loraplex.engine.speculation.attached_head import attach_head
 from loraplex.engine.speculation.draft_head import DraftHead
 from loraplex.engine.speculation.eagle import EagleProposer, load_eagle
-from loraplex.engine.speculation.eagle_checkpoint import EagleCheckpoint, load_head, save_head
+from loraplex.engine.speculation.head_slot import HeadSlot
+from loraplex.engine.speculation.head_values import outline, values_of
 from loraplex.engine.speculation.packed_head import PackedHead
-from loraplex.kernels.linear import Linear
+from loraplex.kernels.linear import DenseLinear, Linear
 from loraplex.kernels.linear_packing import pack_linear
-from support.eagle import save_random_head
+from support.eagle import load_head_for, save_changed_head, save_random_head
 from support.engine import LocalEngine
 from support.models import make_adapter
 
 NUM_TOKENS, NUM_DRAFTED = 12, 3
 PROMPTS = [[5, 6, 7, 8], [9, 3, 200, 4, 17], [50, 51, 52]]
-
-
-def load(base: Path, path: Path) -> EagleCheckpoint:
-    return load_head(
-        path, hidden_size=64, vocab_size=260, num_layers=2, base_id=compute_base_id(base)
-    )
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +43,14 @@ def folder(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
     save_random_head(tiny_base, folder / "base")
     for seed, name in enumerate(("first", "second", "foreign"), start=1):
-        _save_changed(tiny_base, folder / "base", folder / name, seed, reads_same=name != "foreign")
+        save_changed_head(
+            tiny_base, folder / "base", folder / name, seed=seed, reads_same=name != "foreign"
+        )
         plain = make_adapter(tiny_base, folder / f"plain-{name}", seed=seed)
         with_head = folder / f"with-{name}"
         with_head.mkdir()
-        attach_head(load(tiny_base, folder / name), plain, with_head)
+        attach_head(load_head_for(tiny_base, folder / name), plain, with_head)
     return folder
-
-
-def _save_changed(base: Path, source: Path, path: Path, seed: int, *, reads_same: bool) -> None:
-    loaded = load(base, source)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in loaded.head.named_parameters():
-        if name != "fc.weight" or not reads_same:
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
-    save_head(loaded.head, path, layers=loaded.layers, base_id=compute_base_id(base))
 
 
 @pytest.fixture
@@ -193,7 +182,7 @@ def test_a_deleted_adapters_head_is_erased_in_every_form(
     generate(engine, [key], monkeypatch)
     heads, arena = ready_heads(engine), engine.core.parts.tiers.arena
     ((row, ready),) = heads._ready.items()
-    assert ready.head.norms.output.any()
+    assert ready.slot.head.norms.output.any()
     assert arena.draft_head(row) is not None
     engine.core.handle(DeleteAdapter(key, 0.0))
     deadline = time.monotonic() + 10
@@ -202,9 +191,9 @@ def test_a_deleted_adapters_head_is_erased_in_every_form(
     assert len(heads) == 0
     assert arena.draft_head(row) is None
     assert not arena.flat.any()
-    kept = [each for linear in ready.head.linears for each in linear.buffers()]
-    assert len(kept) >= len(ready.head.linears)
-    assert not any(each.any() for each in (*kept, *ready.head.norms))
+    kept = [each for linear in ready.slot.head.linears for each in linear.buffers()]
+    assert len(kept) >= len(ready.slot.head.linears)
+    assert not any(each.any() for each in (*kept, *ready.slot.head.norms))
     assert stacked
     assert not any(each.any() for each in stacked)
     assert packed(proposer_of(engine)._steps.head).norms.output.any()
@@ -245,11 +234,11 @@ def test_a_head_that_cannot_be_packed_is_tried_once_and_hinders_no_other_drafts(
     engine, without = engines("base", 2), engines("base")
     heads, tried = ready_heads(engine), list[int]()
 
-    def fail(values: torch.Tensor) -> PackedHead:
+    def fail(slot: HeadSlot, values: torch.Tensor) -> None:
         tried.append(len(values))
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(heads, "_pack", fail)
+    monkeypatch.setattr(HeadSlot, "fill", fail)
     results = [
         generate(each, [None, each.add_adapter(folder / "with-first")], monkeypatch)
         for each in (engine, without)
@@ -263,6 +252,72 @@ def test_a_head_that_cannot_be_packed_is_tried_once_and_hinders_no_other_drafts(
     assert len(heads) == 1, "it is tried again once it is loaded again"
 
 
+def test_a_slot_whose_load_fails_halfway_is_empty_and_serves_the_next_adapter(
+    engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, alone = engines("base", 1), engines("second")
+    heads, (slot,) = ready_heads(engine), ready_heads(engine)._free
+    with monkeypatch.context() as patch:
+        patch.setattr(slot.head, "_as_one_call", Mock(side_effect=MemoryError))
+        generate(engine, [engine.add_adapter(folder / "with-first")], monkeypatch)
+    assert heads._free == [slot]
+    assert not any(norm.any() for norm in slot.head.norms)
+    assert not any(each.any() for linear in slot.head.linears for each in linear.buffers())
+    drafts = [
+        generate(each, [each.add_adapter(folder / "with-second")], monkeypatch)[1]
+        for each in (engine, alone)
+    ]
+    assert (len(heads), drafts[0]) == (1, drafts[1])
+
+
+def test_a_slot_is_another_adapters_right_after_an_eviction(
+    engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, alone = engines("base", 1), engines("second")
+    first, *others = (
+        each.add_adapter(folder / f"with-{name}")
+        for each, name in ((engine, "first"), (engine, "second"), (alone, "second"))
+    )
+    generate(engine, [first], monkeypatch)
+    heads = ready_heads(engine)
+    (slot,) = (each.slot for each in heads._ready.values())
+    with monkeypatch.context() as patch:
+        patch.setattr(heads, "_make_room", Mock(side_effect=AssertionError))
+        engine.core.handle(DeleteAdapter(first, 0.0))
+        results = [
+            generate(each, [key], monkeypatch)
+            for each, key in zip((engine, alone), others, strict=True)
+        ]
+    assert results[0] == results[1]
+    assert [each.slot for each in heads._ready.values()] == [slot]
+
+
+def test_weights_stay_in_place_when_a_dense_head_is_exchanged(
+    tiny_base: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured passes read fixed addresses. Nothing of the head before is left there."""
+    monkeypatch.setattr(packed_head, "pack_linear", lambda weight, dtype: DenseLinear(weight))
+    first, second = (load_head_for(tiny_base, folder / name).head for name in ("first", "second"))
+    expected = PackedHead(second, LoadQuantization())
+    slot = HeadSlot(outline(first), expected.fc, torch.float32)
+    places = addresses(slot.head)
+    slot.fill(values_of(first))
+    slot.erase()
+    assert not any(each.any() for each in tensors_of(slot.head))
+    slot.fill(values_of(second))
+    assert addresses(slot.head) == places
+    pairs = zip(tensors_of(slot.head), tensors_of(expected), strict=True)
+    assert all(torch.equal(actual, right) for actual, right in pairs)
+
+
+def tensors_of(head: PackedHead) -> list[torch.Tensor]:
+    return [*head.norms, *(each for linear in head.linears for each in linear.buffers())]
+
+
+def addresses(head: PackedHead) -> list[int]:
+    return [each.data_ptr() for each in tensors_of(head)]
+
+
 def test_a_lease_finds_the_head_of_its_own_adapter_alone(
     engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +327,7 @@ def test_a_lease_finds_the_head_of_its_own_adapter_alone(
     heads, arena = ready_heads(engine), engine.core.parts.tiers.arena
     ((row, (key, generation)),) = arena.published.items()
     lease = Lease(key, "r", row, generation)
-    assert heads.find(lease) is heads._ready[row].head
+    assert heads.find(lease) is heads._ready[row].slot.head
     heads.forget(row)
     for stale in (lease._replace(generation=generation + 1), lease._replace(key=second)):
         assert heads.find(stale) is None
@@ -287,7 +342,7 @@ def test_the_same_content_of_two_tenants_is_packed_for_each(
     engine = engines("base", 2)
     keys = [engine.add_adapter(folder / "with-first", tenant) for tenant in ("acme", "globex")]
     generate(engine, keys, monkeypatch)
-    heads = [ready.head for ready in ready_heads(engine)._ready.values()]
+    heads = [ready.slot.head for ready in ready_heads(engine)._ready.values()]
     assert len(heads) == 2
     assert heads[0].norms.output.data_ptr() != heads[1].norms.output.data_ptr()
 
@@ -322,10 +377,11 @@ def test_an_export_has_the_head_that_was_pushed(engines: Any, folder: Path, tmp_
 def test_attaching_replaces_the_head_that_is_there(
     tiny_base: Path, folder: Path, tmp_path: Path
 ) -> None:
-    attach_head(load(tiny_base, folder / "foreign"), folder / "with-first", tmp_path)
+    foreign = load_head_for(tiny_base, folder / "foreign")
+    attach_head(foreign, folder / "with-first", tmp_path)
     again, expected = (
         load_file(path / "adapter_model.safetensors") for path in (tmp_path, folder / "with-first")
     )
     (name,) = (name for name in again if ".draft_head." in name)
-    assert name.endswith(load(tiny_base, folder / "foreign").head_id)
+    assert name.endswith(foreign.head_id)
     assert len(again) == len(expected)
