@@ -56,7 +56,7 @@ rate(loraplex_prefix_cache_hit_tokens_total[5m])
 """
 _OF_SPECULATION = """
 These metrics are labelled by proposer (`ngram`, `suffix`, `draft`, `early_exit`, `skip`,
-`quantized`, `medusa`, `medusa_tree`, `eagle`, `eagle_tree`, `mtp`).
+`quantized`, `medusa`, `eagle`, `mtp`; all but the first two also with `_tree`).
 Those of the engine come from its last snapshot, as above. Adapters are only counted;
 `loraplex adapters why` shows the figures of one version.
 """

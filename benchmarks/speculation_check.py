@@ -33,7 +33,15 @@ ANSWER_TOKENS = 40
 NUM_DRAFT_TOKENS = 6
 ERROR = 0.3
 """Of the scripted draft tokens so many are wrong."""
-MUST_HOLD = ("ngram", "draft", "mtp", ScriptedProposer.name, ScriptedTreeProposer.name)
+MUST_HOLD = (
+    "ngram",
+    "draft",
+    "draft_tree",
+    "mtp",
+    "mtp_tree",
+    ScriptedProposer.name,
+    ScriptedTreeProposer.name,
+)
 """Who proposes something right; of an untrained model's first layer and heads nothing is known."""
 ATTENTION_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 LEAST_VOCAB_SIZE = 128
@@ -48,7 +56,9 @@ def check_speculation(directory: Path, *, device: str) -> dict[str, Any]:
     shipping = save_shipping(directory / "shipping-base", "glm4_moe", repeats=True)
     proposers = {
         **_check_identity(base, _configurations(base), device=device),
-        **_check_identity(shipping, ["mtp"], device=device, target_modules=ATTENTION_TARGETS),
+        **_check_identity(
+            shipping, ["mtp", "mtp_tree"], device=device, target_modules=ATTENTION_TARGETS
+        ),
     }
     p_values = {
         acceptance.value: least_p_value(make_acceptor(acceptance), device=device)
@@ -114,7 +124,10 @@ def _configurations(base: Path) -> list[str]:
         ScriptedTreeProposer.name,
         "ngram",
         f"draft:{base}",
+        f"draft_tree:{base}",
         "early_exit:1",
+        "early_exit_tree:1",
+        "quantized_tree:int8",
         f"medusa:{checkpoint}",
         f"medusa_tree:{checkpoint}",
         f"eagle:{head}",

@@ -70,17 +70,26 @@ MAX_READ_ROWS = 256
 row of logits."""
 MAX_RANKS = 64
 """Of a tensor-parallel group."""
+TREE_SUFFIX = "_tree"
 PROPOSERS = (
-    *("ngram", "suffix", "draft", "early_exit", "skip"),
-    *("medusa", "medusa_tree", "eagle", "eagle_tree", "quantized", "mtp"),
+    *("ngram", "suffix", "draft", "draft_tree", "early_exit", "early_exit_tree"),
+    *("skip", "skip_tree", "quantized", "quantized_tree", "medusa", "medusa_tree"),
+    *("eagle", "eagle_tree", "mtp", "mtp_tree"),
 )
 """The allowed names in `EngineConfig.speculation`."""
 COPYING_PROPOSERS = ("ngram", "suffix")
 """Those whose draft tokens are copied from texts of the adapter, whatever its vocabulary."""
-TREE_PROPOSERS: tuple[str, ...] = ("medusa_tree", "eagle_tree")
+TREE_PROPOSERS: tuple[str, ...] = tuple(name for name in PROPOSERS if name.endswith(TREE_SUFFIX))
 """Those whose drafts may have branches."""
-FEATURE_PROPOSERS = ("eagle", "eagle_tree", "mtp")
+FEATURE_PROPOSERS = ("eagle", "eagle_tree", "mtp", "mtp_tree")
 """Those that read hidden states between the base's layers."""
+SINGLE_SOURCES = ("draft", "quantized")
+"""What only one proposer of an engine drafts with: its weights are loaded once."""
+
+
+def source_of(proposer: str) -> str:
+    """What it drafts with: the name of the proposer of chains that drafts with the same."""
+    return proposer.removesuffix(TREE_SUFFIX)
 
 
 class GenerationConfig(StrEnum):
@@ -246,9 +255,9 @@ class EngineConfig:
     that waits too long lets the later ones of its queue pass for 30 s."""
     speculation: Annotated[tuple[str, ...], Option(metavar="PROPOSER[:WHAT],...")] = ()
     """Speculative decoding: ngram, suffix, draft:MODEL, early_exit:LAYERS (a number), skip:LAYERS
-    (such as 3,5,8-10), quantized:FORMAT (as of `quantization`), medusa:CHECKPOINT,
-    medusa_tree:CHECKPOINT, eagle:CHECKPOINT, eagle_tree:CHECKPOINT (a folder) or mtp (the base's
-    own head); or off. Of several, the fastest is used."""
+    (such as 3,5,8-10), quantized:FORMAT (as of `quantization`), medusa:CHECKPOINT, eagle:CHECKPOINT
+    (a folder) or mtp (the base's own head); or off. All but the first two draft trees if `_tree` is
+    added to the name. Of several, the fastest is used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
     adapter_draft_heads: Annotated[int, Option(minimum=0, maximum=1024)] = 0
@@ -348,10 +357,18 @@ class EngineConfig:
             size = QUANTIZED_BLOCK_SIZE if quantizes_blocks else BLOCK_SIZE
             object.__setattr__(self, "kv_block_size", size)
         for name in self.proposers:
-            if quantizes_blocks and name in TREE_PROPOSERS:
+            if name not in TREE_PROPOSERS:
+                continue
+            if quantizes_blocks:
                 raise InvalidParameter(
                     "speculation", f"{name} is not supported with --kv-dtype {self.kv_dtype}"
                 )
+            if self.acceptance != Acceptance.COUPLED:
+                raise InvalidParameter("speculation", f"{name} requires coupled acceptance")
+        for source in SINGLE_SOURCES:
+            users = [name for name in dict.fromkeys(self.proposers) if source_of(name) == source]
+            if len(users) > 1:
+                raise InvalidParameter("speculation", f"{' and '.join(users)} cannot be combined")
         if self.adapter_draft_heads and not {"eagle", "eagle_tree"} & set(self.proposers):
             raise InvalidParameter(
                 "adapter_draft_heads", "requires --speculation eagle or eagle_tree"
@@ -440,14 +457,13 @@ class EngineConfig:
                 raise InvalidParameter(name, self.ranks_obstacle)
         # Stages work on different steps, and a draft needs all of them for each token.
         has_stages = self.pipeline_parallel_size > 1
-        is_refused_proposer = {
+        is_refused_source = {
             "early_exit": has_stages,
             "skip": has_stages,
             "eagle": True,
-            "eagle_tree": True,
             "mtp": True,
             "quantized": has_stages,
         }
         for name in self.proposers:
-            if is_refused_proposer.get(name):
+            if is_refused_source.get(source_of(name)):
                 raise InvalidParameter("speculation", f"{name} {self.ranks_obstacle}")

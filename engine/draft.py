@@ -62,6 +62,18 @@ class Draft:
                 return index
         return None
 
+    def matched(self, token_ids: Sequence[int]) -> list[int]:
+        """The indices of the tokens from a child of the root down that these tokens begin with."""
+        path: list[int] = []
+        node = ROOT
+        for token_id in token_ids:
+            child = self.child(node, token_id)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        return path
+
     def only(self, kept: Sequence[int]) -> Draft:
         """The draft without its other tokens; `kept` ascend and hold the parents of each."""
         if len(kept) == len(self.token_ids):

@@ -46,7 +46,7 @@ from .runtime_id import served_runtime_id
 from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model
-from .speculation.draft_model import open_draft_model
+from .speculation.draft_model_opening import open_draft_model
 from .speculation.eagle import LoadedEagle, load_eagle
 from .speculation.medusa import MedusaProposer, heads_bytes, open_medusas
 from .speculation.mtp import load_mtp

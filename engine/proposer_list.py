@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .config import PROPOSERS, Quantization
+from .config import PROPOSERS, Quantization, source_of
 from .errors import InvalidParameter
 from .layer_numbers import parse_layers
 
@@ -18,13 +18,11 @@ ARGUMENTS: dict[str, str | None] = {
     "early_exit": "LAYERS",
     "skip": "LAYERS",
     "medusa": "CHECKPOINT",
-    "medusa_tree": "CHECKPOINT",
     "eagle": "CHECKPOINT",
-    "eagle_tree": "CHECKPOINT",
     "quantized": "FORMAT",
     "mtp": None,
 }
-"""The argument of each proposer; None: no argument is allowed."""
+"""By source the argument of its proposers; None: no argument is allowed."""
 
 
 def parse_proposers(values: Sequence[str]) -> tuple[str, ...]:
@@ -52,7 +50,7 @@ def _joined(parts: Iterable[str]) -> list[str]:
     """The entries, of parts between commas: a list of layers has commas too."""
     entries: list[str] = []
     for part in parts:
-        if part[0].isdecimal() and entries and entries[-1].startswith("skip:"):
+        if part[0].isdecimal() and entries and entries[-1].startswith(("skip:", "skip_tree:")):
             entries[-1] += f",{part}"
         else:
             entries.append(part)
@@ -65,16 +63,17 @@ def _objection(name: str, argument: str) -> str | None:
         return f"{OFF} cannot be combined with other proposers"
     if name not in PROPOSERS:
         return f"{name} is not one of {', '.join(PROPOSERS)}"
-    needed = ARGUMENTS[name]
+    source = source_of(name)
+    needed = ARGUMENTS[source]
     if needed is None:
         return f"{name} takes no argument" if argument else None
     if not argument:
         return f"{name} needs an argument: {name}:{needed}"
-    if name == "early_exit" and (not argument.isdecimal() or int(argument) < 1):
+    if source == "early_exit" and (not argument.isdecimal() or int(argument) < 1):
         return f"{name} needs a number of layers, not {argument}"
-    if name == "skip":
+    if source == "skip":
         parse_layers(argument)
     formats = [each for each in Quantization if each is not Quantization.NONE]
-    if name == "quantized" and argument not in formats:
+    if source == "quantized" and argument not in formats:
         return f"{name} needs one of {', '.join(formats)}, not {argument}"
     return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from ...engine.config import GIB, EngineConfig, KvDtype, Quantization
+from ...engine.config import GIB, EngineConfig, KvDtype, Quantization, source_of
 from ...engine.errors import InvalidParameter
 from ...engine.planning.figures import Figures, parse_params
 from ...engine.proposer_list import DEFAULT_PROPOSERS, OFF
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 COUNTED = ("ngram", "suffix", "early_exit", "skip", "quantized")
-"""The proposers without weights of their own, and the one whose weights follow from the base's."""
+"""The sources without weights of their own, and the one whose weights follow from the base's."""
 
 
 class _Answer(NamedTuple):
@@ -136,7 +136,7 @@ def _proposers(values: Sequence[str]) -> tuple[str, ...]:
     proposers = parse_speculation(values) if values else DEFAULT_PROPOSERS
     for proposer in proposers:
         name, _, _ = proposer.partition(":")
-        if name not in COUNTED:
+        if source_of(name) not in COUNTED:
             raise InvalidParameter("speculation", f"The weights of {name} are not planned for")
     return proposers
 

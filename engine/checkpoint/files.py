@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
+from ..config import source_of
 from ..errors import BaseNotFound, ForeignBase, UnsupportedModel
 from ..gguf.header import GGUF_FILE
 from .base_config import CONFIG_FILE, check_companions, check_config, read_config_file
@@ -18,7 +19,7 @@ from .stored_tensors import check_stored_tensors, foreign_weights, read_stored_t
 from .text_part import of_text_part, text_settings
 
 DRAFT = "draft"
-"""The name of the proposer with a model: `draft:MODEL`."""
+"""The source of the proposers with a model, such as `draft:MODEL`: see `source_of`."""
 CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 FILES = (*CONFIG_FILES, "*.safetensors")
 """The files that are downloaded from a hub repository: no code, no pickles."""
@@ -48,9 +49,9 @@ def naming_the_draft(model: str) -> Iterator[None]:
 
 
 def check_drafts(speculation: Iterable[str]) -> None:
-    """Check the folders of `draft:MODEL`, as `locate_base` does."""
+    """Check the folders of draft models, as `locate_base` does."""
     for name, _, model in (entry.partition(":") for entry in speculation):
-        if name == DRAFT and model:
+        if source_of(name) == DRAFT and model:
             with naming_the_draft(model):
                 locate_base(model)
 

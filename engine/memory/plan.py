@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...adapters.untouched import CAN_GIVE_BACK
-from ..config import EngineConfig
+from ..config import EngineConfig, source_of
 from ..errors import InsufficientMemory
 from ..kv.block_memory import UNIT_BYTES
 from ..kv.layout import KvGroup
@@ -47,8 +47,8 @@ once they hold an adapter."""
 HOST_KV_FRACTION = 0.5
 """The part of the host's memory after all this that KV blocks get, if the operator sets no size."""
 
-_HEAD_NAMES = {"eagle": "EAGLE head", "eagle_tree": "EAGLE head", "mtp": "multi-token head"}
-"""Those with a cache of their own, for people."""
+_HEAD_NAMES = {"eagle": "EAGLE head", "mtp": "multi-token head"}
+"""Those with a cache of their own, for people, by source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,10 @@ def _lines(
         yield f"host cache {_mib(config.adapter_host_bytes)}"
     drafters = {
         "draft model": (proposers.model_bytes, proposers.kv_block_bytes),
-        _HEAD_NAMES[proposers.eagle_name]: (proposers.eagle_bytes, proposers.eagle_block_bytes),
+        _HEAD_NAMES[source_of(proposers.eagle_name)]: (
+            proposers.eagle_bytes,
+            proposers.eagle_block_bytes,
+        ),
     }
     for name, (weight_bytes, block_bytes) in drafters.items():
         if weight_bytes:

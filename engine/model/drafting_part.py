@@ -10,7 +10,7 @@ class DraftingPart(Protocol):
     """Part of a model, or its cheaper form, with the same KV cache and adapters."""
 
     name: str
-    """Of the proposer that drafts with it."""
+    """By which ranks know it."""
 
     def only(self) -> AbstractContextManager[None]:
         """The model's forwards inside compute this alone."""

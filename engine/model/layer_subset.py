@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import EngineConfig
+from ..config import EngineConfig, source_of
 from ..errors import InvalidParameter, UnsupportedModel
 from ..layer_numbers import parse_layers
 from .attention_windows import LayerProbe
@@ -19,9 +19,9 @@ from .forward import run_model
 from .layer_list import layer_list
 
 EARLY_EXIT = "early_exit"
-"""The proposer that keeps the first layers, by its name in `EngineConfig.speculation`."""
+"""The source of proposers that keep the first layers: see `config.source_of`."""
 SKIP = "skip"
-"""The proposer that leaves out the layers of its argument."""
+"""The source of those that leave out the layers of their argument."""
 
 
 class LayerSubset:
@@ -95,9 +95,9 @@ def drafting_layers(config: EngineConfig, num_layers: int) -> dict[str, Sequence
     many; empty where no proposer computes some alone. Raises InvalidParameter."""
     entries = (entry.partition(":") for entry in config.speculation)
     return {
-        name: _READERS[name](argument, num_layers)
+        name: _READERS[source_of(name)](argument, num_layers)
         for name, _, argument in entries
-        if name in _READERS
+        if source_of(name) in _READERS
     }
 
 
@@ -125,6 +125,7 @@ _READERS: dict[str, Callable[[str, int], Sequence[int]]] = {
     EARLY_EXIT: _first_layers,
     SKIP: _other_layers,
 }
+"""By source."""
 
 
 def open_subset(name: str, config: EngineConfig, base: BaseModel) -> LayerSubset:

@@ -7,20 +7,21 @@ from contextlib import ExitStack, contextmanager
 
 from ...kernels.linear import Linear
 from ...kernels.quantize import WeightFormat
-from ..config import EngineConfig
+from ..config import EngineConfig, source_of
 from ..errors import InvalidParameter
 from .base_model import BaseModel
 from .linear import FusedProjection
 
 QUANTIZED = "quantized"
-"""The proposer's name in `EngineConfig.speculation`."""
+"""The source of proposers that draft with them: see `config.source_of`."""
 
 
 def rounded_format(config: EngineConfig) -> WeightFormat | None:
     """The format of the rounded copy; None: no proposer of the configuration needs one. Raises
     InvalidParameter if it is not one."""
     entries = (entry.partition(":") for entry in config.speculation)
-    argument = next((argument for name, _, argument in entries if name == QUANTIZED), None)
+    found = (argument for name, _, argument in entries if source_of(name) == QUANTIZED)
+    argument = next(found, None)
     if argument is None:
         return None
     if argument not in list(WeightFormat):

@@ -9,15 +9,23 @@ beyond their request, so they never outlive their adapter.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
+from ..draft import NO_DRAFT, Draft
 from ..kv.blocks import KvBlocks
 from ..kv.layout import KvGroup, KvOperation
 from ..kv.prefix_cache import CacheNamespace
 from ..kv.sequence_blocks import BlockTable, SequenceBlocks
 from ..model.rope import RotaryContexts
 from ..request import Request
+
+Move = Callable[[Sequence[BlockTable], Sequence[int], Sequence[int]], None]
+"""Copies the entries of places to other ones: see `KvCache.move`."""
+
+
+def _no_move(*_: object) -> None:
+    raise AssertionError("no trees are kept")
 
 
 @dataclass(eq=False, slots=True)
@@ -28,12 +36,17 @@ class CachedSequence:
     blocks: SequenceBlocks
     num_computed: int = 0
     """The number of tokens whose keys and values are computed."""
-    draft_tokens: list[int] = field(default_factory=list)
-    """The last of them, which were drafted: they are the request's own if they were right."""
+    drafted: Draft = NO_DRAFT
+    """The last of them, in its order: those that were right are the request's own."""
 
     @property
     def tables(self) -> list[BlockTable]:
         return self.blocks.tables
+
+    def hold(self, drafted: Draft) -> None:
+        """Draft tokens have been computed, in this order, behind the others."""
+        self.drafted = drafted
+        self.num_computed += len(drafted)
 
 
 class DraftCache:
@@ -46,14 +59,17 @@ class DraftCache:
         *,
         rotary_contexts: RotaryContexts,
         prefix_secret: bytes | None,
+        move: Move = _no_move,
     ) -> None:
         """`group`: all layers, without a window, because draft tokens are rolled back.
-        `rotary_contexts`: the draft model's own.
+        `rotary_contexts`: the draft model's own. `move`: of the pages; needed for trees that are
+        kept.
 
         `prefix_secret` keys the hashes of shared prompts; None: nothing is shared.
         """
         self._kv = KvBlocks([group], block_size, prefix_secret=prefix_secret)
         self._rotary_contexts = rotary_contexts
+        self._move = move
         self._sequences: OrderedDict[str, CachedSequence] = OrderedDict()
 
     def __contains__(self, request_id: str) -> bool:
@@ -62,18 +78,18 @@ class DraftCache:
     def settle(self, request: Request) -> CachedSequence:
         """The request's cached sequence, marked as used, truncated to the request's present tokens.
 
-        At least the last token is not computed, because the next one is predicted from it.
+        At least the last token is not computed, because the next one is predicted from it. Keys and
+        values of a tree's tokens that were right are moved to their positions, by `move`.
         """
         sequence = self._sequences.get(request.request_id) or self._begin(request)
         self._sequences.move_to_end(request.request_id)
-        known, limit = request.token_ids, len(request.token_ids) - 1
-        num_known = sequence.num_computed - len(sequence.draft_tokens)
-        for draft_token in sequence.draft_tokens:
-            if num_known >= limit or draft_token != known[num_known]:
-                break
-            num_known += 1
-        sequence.num_computed = min(num_known, limit)
-        sequence.draft_tokens.clear()
+        num_known = sequence.num_computed - len(sequence.drafted)
+        path = sequence.drafted.matched(request.token_ids[num_known:-1])
+        sequence.num_computed = min(num_known + len(path), len(request.token_ids) - 1)
+        sequence.drafted = NO_DRAFT
+        if path != list(range(len(path))):
+            targets = range(num_known, num_known + len(path))
+            self._move(sequence.tables, [num_known + index for index in path], targets)
         return sequence
 
     def can_hold(self, num_tokens: int) -> bool:

@@ -1,4 +1,5 @@
-"""Loads the model of `draft:MODEL`, before the memory plan, which includes it."""
+"""Loads the model of `draft:MODEL` or `draft_tree:MODEL`, before the memory plan, which includes
+it."""
 
 from __future__ import annotations
 
@@ -8,11 +9,9 @@ from pathlib import Path
 
 from ..checkpoint.files import DRAFT, locate_base, naming_the_draft
 from ..checkpoint.weights import load_config
-from ..config import EngineConfig, KvDtype
+from ..config import EngineConfig, KvDtype, source_of
 from ..errors import InvalidParameter, TokenizerUnusable, UnsupportedModel
 from ..model.base_model import BaseModel, load_base_model
-
-NAME = DRAFT
 
 
 def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
@@ -25,15 +24,16 @@ def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
     vocabulary than the base.
     """
     entries = [entry.partition(":") for entry in config.speculation]
-    models = [model for name, _, model in entries if name == NAME]
-    if not models:
+    given = [(name, model) for name, _, model in entries if source_of(name) == DRAFT]
+    if not given:
         return None
-    if len(models) > 1:
-        raise InvalidParameter("speculation", f"{NAME} is given twice")
-    if not models[0]:
-        raise InvalidParameter("speculation", f"{NAME} requires a model: {NAME}:MODEL")
-    with naming_the_draft(models[0]):
-        folder = locate_base(models[0])
+    name, model = given[0]
+    if len(given) > 1:
+        raise InvalidParameter("speculation", f"{name} is given twice")
+    if not model:
+        raise InvalidParameter("speculation", f"{name} requires a model: {name}:MODEL")
+    with naming_the_draft(model):
+        folder = locate_base(model)
         _check_tokens(folder, locate_base(config.model), base.vocab_size)
         kv_dtype = KvDtype.AUTO if config.kv_dtype.quantizes_blocks else config.kv_dtype
         return load_base_model(

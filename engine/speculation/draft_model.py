@@ -7,25 +7,23 @@ An adapter that takes the answers far from the base's only has fewer draft token
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
-from ..config import EngineConfig
+from ..checkpoint.files import DRAFT
 from ..draft import NO_DRAFT, Draft
-from ..execution.decode_graphs import DecodeGraphs, open_decode_graphs, serves_graphs
+from ..execution.decode_graphs import DecodeGraphs
 from ..execution.sampler import finite_rows
 from ..kv.cache import KvCache
-from ..kv.groups import one_group
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
 from ..model.inputs import SequenceChunk, make_inputs
 from ..request import Request
 from .draft_cache import CachedSequence, DraftCache
-from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
+from .drawing import DraftDrawing, GrowingChain, draw_next
 from .fair_shares import fair_shares
 from .proposer import DraftRequest
 
@@ -38,7 +36,7 @@ and the token sampled after it."""
 
 
 @dataclass(eq=False)
-class _Drafting:
+class Drafting:
     """A request for which a draft is being computed."""
 
     chain: GrowingChain
@@ -65,14 +63,14 @@ class _Drafting:
     def draft(self) -> Draft:
         """The draft; the sequence records which of its tokens are only draft tokens."""
         num_draft_tokens = max(0, self.sequence.num_computed - len(self.request.token_ids))
-        self.sequence.draft_tokens = self.chain.token_ids[:num_draft_tokens]
+        self.sequence.drafted = Draft(tuple(self.chain.token_ids[:num_draft_tokens]))
         return self.chain.draft()
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """What one forward computes of a request."""
 
-    drafting: _Drafting
+    drafting: Drafting
     num_tokens: int
 
     @property
@@ -95,7 +93,7 @@ class _Piece(NamedTuple):
 class DraftModelProposer:
     """Proposes for all requests at once: one forward pass per token, over those that need one."""
 
-    name = "draft"
+    name = DRAFT
     needs_hidden_states = False
 
     def __init__(
@@ -117,6 +115,7 @@ class DraftModelProposer:
             pages.block_size,
             rotary_contexts=model.rotary_contexts,
             prefix_secret=prefix_secret,
+            move=pages.move,
         )
         self._model = model
         self._pages = pages
@@ -132,12 +131,9 @@ class DraftModelProposer:
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         try:
-            drafting = self._begin(wanted)
-            self._propose(self._first_pieces(list(drafting.values())))
-            return [
-                drafting[request].draft() if request in drafting else NO_DRAFT
-                for request, _ in wanted
-            ]
+            pieces = self._first_pieces(self._begin(wanted))
+            drafts = self._propose(pieces)
+            return [drafts.get(request, NO_DRAFT) for request, _ in wanted]
         except BaseException:
             # The state of an interrupted call is unknown.
             self._model.forget_step()
@@ -151,9 +147,9 @@ class DraftModelProposer:
     def forget(self, request_id: str) -> None:
         self.cache.drop(request_id)
 
-    def _begin(self, wanted: Sequence[DraftRequest]) -> dict[Request, _Drafting]:
+    def _begin(self, wanted: Sequence[DraftRequest]) -> list[Drafting]:
         """Those that the model can take: no longer than it was trained for, or than its cache."""
-        drafting = {}
+        drafting = []
         for request, num_tokens in reversed(wanted):  # the first is to be the last given up
             num_known = len(request.token_ids)
             num_tokens = min(num_tokens, self._model.max_model_len + 1 - num_known)
@@ -161,17 +157,17 @@ class DraftModelProposer:
                 self.forget(request.request_id)
                 continue
             chain = GrowingChain(request, num_tokens)
-            drafting[request] = _Drafting(chain, self.cache.settle(request))
-        return dict(reversed(drafting.items()))
+            drafting.append(Drafting(chain, self.cache.settle(request)))
+        return drafting[::-1]
 
-    def _first_pieces(self, drafting: Sequence[_Drafting]) -> list[_Piece]:
+    def _first_pieces(self, drafting: Sequence[Drafting]) -> list[Piece]:
         """What each may compute of its known tokens, where there is room for what it computes."""
         budget = max(MAX_CATCH_UP_TOKENS, LEAST_SHARE * len(drafting))
         shares = fair_shares([entry.num_missing for entry in drafting], budget)
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         keep: set[str] = set()
         for entry, share in zip(drafting, shares, strict=True):
-            piece = _Piece(entry, share)
+            piece = Piece(entry, share)
             request_id = entry.request.request_id
             num_tokens = share + entry.chain.num_tokens - 1 if piece.is_last else share
             if request_id in self.cache and self.cache.reserve(request_id, num_tokens, keep):
@@ -180,17 +176,26 @@ class DraftModelProposer:
         self._pages.execute(self.cache.take_operations())
         return pieces
 
-    def _propose(self, pieces: list[_Piece]) -> None:
+    def _propose(self, pieces: Sequence[Piece]) -> dict[Request, Draft]:
         """Compute these, propose after those that are complete, and so on."""
+        drafting = [piece.drafting for piece in pieces]
         while pieces:
-            pieces.sort(key=lambda piece: (piece.num_tokens, piece.drafting.sequence.num_computed))
-            logits = self._run([piece.chunk() for piece in pieces])
-            complete = [piece.drafting for piece in pieces if piece.is_last]
-            for entry, num_tokens in pieces:
-                self.cache.advance(entry.request, num_tokens)
-            pieces = [_Piece(entry, 1) for entry in self._draw(complete, logits)]
+            complete, logits = self._compute(pieces)
+            pieces = [Piece(entry, 1) for entry in self._draw(complete, logits)]
+        return {entry.request: entry.draft() for entry in drafting}
 
-    def _draw(self, drafting: Sequence[_Drafting], logits: Tensor) -> list[_Drafting]:
+    def _compute(self, pieces: Sequence[Piece]) -> tuple[list[Drafting], Tensor]:
+        """Compute these; return those that are complete, and their logits."""
+        pieces = sorted(
+            pieces, key=lambda piece: (piece.num_tokens, piece.drafting.sequence.num_computed)
+        )
+        logits = self._run([piece.chunk() for piece in pieces])
+        complete = [piece.drafting for piece in pieces if piece.is_last]
+        for entry, num_tokens in pieces:
+            self.cache.advance(entry.request, num_tokens)
+        return complete, logits
+
+    def _draw(self, drafting: Sequence[Drafting], logits: Tensor) -> list[Drafting]:
         """Draft a token for each by its row of logits; return those that want another.
 
         One whose logits are not finite is given up: its cache holds what must not be used.
@@ -228,29 +233,3 @@ class DraftModelProposer:
             inputs.positions,
             inputs.logits_rows,
         )
-
-
-def open_draft_model(
-    config: EngineConfig, draft: BaseModel | None, *, num_blocks: int, max_model_len: int
-) -> DraftModelProposer | None:
-    """`draft`, if there is one, with `num_blocks` blocks of cache, for requests of up to
-    `max_model_len` tokens."""
-    if draft is None:
-        return None
-    pages = KvCache(
-        one_group(len(draft.kv_shapes), num_blocks + 1),
-        draft.kv_shapes,
-        block_size=config.kv_block_size,
-        kv_format=draft.kv_format,
-        device=draft.device,
-        has_spare_blocks=serves_graphs(config, draft),
-    )
-    longest = min(max_model_len, draft.max_model_len)
-    return DraftModelProposer(
-        draft,
-        pages=pages,
-        graphs=open_decode_graphs(config, draft, pages, max_model_len=longest),
-        drawing=make_drawing(config.acceptance),
-        ends=lambda request, token: token in request.end_token_ids,
-        prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
-    )

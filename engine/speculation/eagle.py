@@ -20,7 +20,7 @@ from ...adapters.arena import Arena
 from ...adapters.draft_head import DraftHeadForm
 from ...kernels.linear import Linear
 from ..checkpoint.files import locate_heads
-from ..config import Acceptance, EngineConfig
+from ..config import TREE_PROPOSERS, EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
 from ..execution import decode_graphs
@@ -521,7 +521,7 @@ class LoadedEagle:
             has_spare_blocks=serves_graphs(config, self.base),
         )
         graphs = self._open_graphs(config, pages, max_model_len)
-        kind = EagleTreeProposer if self.name == TREES else EagleProposer
+        kind = EagleTreeProposer if self.name in TREE_PROPOSERS else EagleProposer
         return kind(
             EagleHeadSteps(self, pages, self.adapter_heads(config, arena), graphs),
             self.features,
@@ -565,8 +565,6 @@ def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
     name, _, checkpoint = given
     if not checkpoint:
         raise InvalidParameter("speculation", f"{name} requires a checkpoint: {name}:CHECKPOINT")
-    if name == TREES and config.acceptance is not Acceptance.COUPLED:
-        raise InvalidParameter("speculation", f"{name} requires coupled acceptance")
     try:
         folder = locate_heads(checkpoint)
         loaded = load_head(

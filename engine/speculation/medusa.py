@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.files import locate_heads
-from ..config import Acceptance, EngineConfig
+from ..config import EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
 from ..execution.grammar_masks import restrict_drafts
@@ -113,7 +113,8 @@ def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:
     for entry in config.speculation:
         name, _, checkpoint = entry.partition(":")
         if name in (CHAINS, TREES):
-            make_drafts = _make_drafts(name, config.acceptance)
+            drawing = make_drawing(config.acceptance)
+            make_drafts = chains_by(drawing) if name == CHAINS else coupled_trees
             if checkpoint not in heads:
                 heads[checkpoint] = _open_heads(name, checkpoint, base)
             proposers.append(MedusaProposer(name, heads[checkpoint], make_drafts))
@@ -123,15 +124,6 @@ def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:
 def heads_bytes(proposers: Sequence[MedusaProposer]) -> int:
     """The bytes of all their heads."""
     return sum(heads.weight_bytes for heads in {proposer.heads for proposer in proposers})
-
-
-def _make_drafts(name: str, acceptance: Acceptance) -> MakeDrafts:
-    """Raises InvalidParameter: only coupled acceptance takes trees."""
-    if name == CHAINS:
-        return chains_by(make_drawing(acceptance))
-    if acceptance is not Acceptance.COUPLED:
-        raise InvalidParameter("speculation", f"{name} requires coupled acceptance")
-    return coupled_trees
 
 
 def _open_heads(name: str, checkpoint: str, base: BaseModel) -> MedusaHeads:

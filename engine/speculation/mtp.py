@@ -22,7 +22,7 @@ from ...kernels.rms_norm import NormForm, rms_norm
 from ..checkpoint.files import locate_base
 from ..checkpoint.next_token_layer import INPUT_NAMES, EndWeights, InputWeights, NextTokenLayer
 from ..checkpoint.stored_weights import AnyStoredWeight, StoredWeight, Values, dense, stored_weights
-from ..config import EngineConfig, KvDtype, Quantization
+from ..config import EngineConfig, KvDtype, Quantization, source_of
 from ..errors import InvalidParameter, ShapesDiffer, UnsupportedModel
 from ..model.base_model import BaseModel, load_base_model, weight_format
 from ..model.forward import current_forward
@@ -150,9 +150,10 @@ class MtpHead:
 
 
 def load_mtp(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
-    """The head of `mtp`, loaded before the memory plan, which includes it; None if the
-    configuration has none. Raises InvalidParameter if the base ships none that is served."""
-    if NAME not in config.proposers:
+    """The head of `mtp` or `mtp_tree`, loaded before the memory plan, which includes it; None if
+    the configuration has none. Raises InvalidParameter if the base ships none that is served."""
+    name = next((each for each in config.proposers if source_of(each) == NAME), None)
+    if name is None:
         return None
     try:
         head, embedding = _load_head(config, base)
@@ -162,8 +163,8 @@ def load_mtp(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
         )
         features.check(base.model, base.config)
     except UnsupportedModel as exc:
-        raise InvalidParameter("speculation", f"{NAME}: {exc}") from exc
-    return LoadedEagle(head, embedding, features, base, name=NAME)
+        raise InvalidParameter("speculation", f"{name}: {exc}") from exc
+    return LoadedEagle(head, embedding, features, base, name)
 
 
 def _load_head(config: EngineConfig, base: BaseModel) -> tuple[MtpHead, nn.Embedding | None]:

@@ -10,7 +10,7 @@ from ..execution.runner import ModelRunner
 from ..model.base_model import BaseModel
 from .ngram import NgramProposer
 from .proposer import Proposer
-from .self_draft import open_early_exit, open_quantized, open_skip
+from .self_draft_opening import SELF_DRAFT_OPENERS
 from .suffix import SuffixProposer
 
 Opener = Callable[[str, EngineConfig, BaseModel, ModelRunner], Proposer]
@@ -32,11 +32,9 @@ def _opened(proposer: Proposer) -> Opener:
 
 
 OPENERS: dict[str, Opener] = {
-    "early_exit": open_early_exit,
     "ngram": _without_argument(NgramProposer),
-    "quantized": open_quantized,
     "suffix": _without_argument(SuffixProposer),
-    "skip": open_skip,
+    **SELF_DRAFT_OPENERS,
 }
 
 

@@ -13,28 +13,25 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...adapters.leases import Lease
-from ..config import EngineConfig
 from ..draft import Draft
 from ..execution.runner import ModelRunner, StepOutput
-from ..model.base_model import BaseModel
 from ..model.drafting_part import DraftingPart
 from ..model.inputs import SequenceChunk
-from ..model.layer_subset import EARLY_EXIT, SKIP, open_subset
-from ..model.rounded_linears import RoundedLinears
 from ..request import Request
-from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
+from .drawing import DraftDrawing, GrowingChain, draw_next
 from .proposer import DraftRequest
 
 
 class SelfDraftProposer:
     needs_hidden_states = False
 
-    def __init__(self, part: DraftingPart, runner: ModelRunner, drawing: DraftDrawing) -> None:
-        self.name = part.name
+    def __init__(
+        self, name: str, part: DraftingPart, runner: ModelRunner, drawing: DraftDrawing
+    ) -> None:
+        self.name = name
         self._part = part
         self._runner = runner
-        self._graphs = runner.graphs_within(part.name, part.only)
+        self._graphs = runner.graphs_within(name, part.only)
         self._drawing = drawing
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
@@ -56,12 +53,7 @@ class SelfDraftProposer:
 
     def _grow(self, chains: Sequence[GrowingChain]) -> None:
         """Give each of them one token more; a result that is not finite ends it."""
-        requests = [chain.request for chain in chains]
-        leases = [
-            request.lease if len(request.token_ids) > request.adapter_start else None
-            for request in requests
-        ]
-        output = self._run(list(map(_last_token, chains)), leases)
+        output = self._run([chain.request for chain in chains], list(map(_last_token, chains)))
         finite = output.finite
         for chain, is_finite in zip(chains, finite, strict=True):
             if not is_finite:
@@ -71,7 +63,12 @@ class SelfDraftProposer:
         if sound:
             draw_next([chains[index] for index in sound], output.logits[sound], self._drawing)
 
-    def _run(self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]) -> StepOutput:
+    def _run(self, requests: Sequence[Request], chunks: Sequence[SequenceChunk]) -> StepOutput:
+        """Compute a chunk of each of these requests."""
+        leases = [
+            request.lease if len(request.token_ids) > request.adapter_start else None
+            for request in requests
+        ]
         if self._graphs:
             output = self._runner.replay(self._graphs, chunks, leases)
             if output is not None:
@@ -86,38 +83,16 @@ class SelfDraftProposer:
 
 def _last_token(chain: GrowingChain) -> SequenceChunk:
     """Known or drafted."""
-    known = chain.request.token_ids
-    last = (chain.token_ids or known)[-1]
-    start = len(known) + len(chain.token_ids) - 1
-    kv = chain.request.kv
+    last = (chain.token_ids or chain.request.token_ids)[-1]
+    return drafted_chunk(chain.request, [last], len(chain.token_ids) - 1)
+
+
+def drafted_chunk(request: Request, token_ids: Sequence[int], offset: int) -> SequenceChunk:
+    """Tokens that begin `offset` places after the known ones, in the base's cache."""
     return SequenceChunk(
-        [last],
-        start=start,
-        tables=kv.tables,
-        num_evicted=kv.num_evicted,
-        rotary_start=chain.request.namespace.rotary_start,
+        token_ids,
+        start=len(request.token_ids) + offset,
+        tables=request.kv.tables,
+        num_evicted=request.kv.num_evicted,
+        rotary_start=request.namespace.rotary_start,
     )
-
-
-def open_early_exit(
-    _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
-) -> SelfDraftProposer:
-    """Raises InvalidParameter or UnsupportedModel."""
-    part = open_subset(EARLY_EXIT, config, base)
-    return SelfDraftProposer(part, runner, make_drawing(config.acceptance))
-
-
-def open_skip(
-    _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
-) -> SelfDraftProposer:
-    """Raises InvalidParameter or UnsupportedModel."""
-    part = open_subset(SKIP, config, base)
-    return SelfDraftProposer(part, runner, make_drawing(config.acceptance))
-
-
-def open_quantized(
-    _argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
-) -> SelfDraftProposer:
-    """Its argument is read when the base is loaded."""
-    part = RoundedLinears(base)
-    return SelfDraftProposer(part, runner, make_drawing(config.acceptance))

@@ -375,10 +375,11 @@ def serve_each(
     return engine.tokens(ids)
 
 
+@pytest.mark.parametrize("proposer", marked_slow(["draft", "draft_tree"], slow={"draft_tree"}))
 def test_a_draft_model_runs_in_graphs_of_its_own(
-    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proposer: str
 ) -> None:
-    speculation = (f"draft:{tiny_base}",)
+    speculation = (f"{proposer}:{tiny_base}",)
     engines = Engines(tiny_base, tmp_path, monkeypatch, speculation=speculation)
     key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
     (line,) = [line for line in engines.replayed.core.parts.plan.lines if "draft model:" in line]
@@ -425,10 +426,23 @@ def test_a_head_drafts_in_graphs_of_its_own_what_it_drafts_eagerly(
 def test_a_multi_token_head_drafts_in_graphs_what_it_drafts_eagerly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    base = save_shipping(tmp_path / "base", family)
-    settings: dict[str, object] = {"speculation": ("mtp",), "max_num_batched_tokens": 48}
-    engines = Engines(base, tmp_path, monkeypatch, **settings)
-    assert_drafts_alike(engines, monkeypatch, "mtp", [None] * 4)
+    assert_multi_token_head_drafts_alike(family, "mtp", tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_trees_of_a_multi_token_head_are_drafted_in_graphs_as_eagerly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_multi_token_head_drafts_alike("glm4_moe", "mtp_tree", tmp_path, monkeypatch)
+
+
+def assert_multi_token_head_drafts_alike(
+    family: str, proposer: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = save_shipping(folder / "base", family)
+    settings: dict[str, object] = {"speculation": (proposer,), "max_num_batched_tokens": 48}
+    engines = Engines(base, folder, monkeypatch, **settings)
+    assert_drafts_alike(engines, monkeypatch, proposer, [None] * 4)
 
 
 def assert_drafts_alike(
@@ -481,15 +495,18 @@ def test_a_head_whose_passes_cannot_be_captured_drafts_eagerly(
     assert replayed == eager
 
 
+@pytest.mark.parametrize(
+    "proposer", marked_slow(["early_exit", "early_exit_tree"], slow={"early_exit"})
+)
 def test_early_exit_runs_in_graphs_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proposer: str
 ) -> None:
     base = save_family(tmp_path / "base", "llama", FOUR_LAYERS)
-    speculation = ("early_exit:3",)
+    speculation = (f"{proposer}:3",)
     engines = Engines(base, tmp_path, monkeypatch, speculation=speculation)
     key = engines.add_adapter(make_adapter(base, tmp_path / "adapter", seed=1))
     lines = engines.replayed.core.parts.plan.lines
-    assert any(line.startswith("early_exit: ") for line in lines)
+    assert any(line.startswith(f"{proposer}: ") for line in lines)
     num_captured = engines.recorder.num_captured
     assert num_captured == 2 * decode_graphs.CLASSES_AT_START * len(row_sizes(6, 256))
     expected = _serve(engines.eager, [None, key, None], max_tokens=30)

@@ -41,6 +41,7 @@ WHEN = ("in the prompt", "in the output")
 PROPOSERS = {
     "ngram": "ngram",
     "early_exit": "early_exit:1",
+    "early_exit_tree": "early_exit_tree:1",
     "draft": "draft:{base}",
     "medusa": "medusa:{heads}",
     "medusa_tree": "medusa_tree:{heads}",

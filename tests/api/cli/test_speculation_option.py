@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from loraplex.api.cli.speculation import describe_speculation, parse_speculation
-from loraplex.engine.config import PROPOSERS, EngineConfig
+from loraplex.engine.config import PROPOSERS, EngineConfig, source_of
 from loraplex.engine.proposer_list import ARGUMENTS, DEFAULT_PROPOSERS
 from loraplex.engine.speculation.proposers import OPENERS
 from support.fake_engine import fake_info
@@ -22,6 +22,7 @@ from support.fake_engine import fake_info
         (["ngram", "draft:/models/small"], ("ngram", "draft:/models/small")),
         (["early_exit:4, ngram"], ("early_exit:4", "ngram")),
         (["skip:3, 5,8-10,ngram"], ("skip:3,5,8-10", "ngram")),
+        (["skip_tree:3,5", "mtp_tree"], ("skip_tree:3,5", "mtp_tree")),
         (["ngram", "skip:3", "5"], ("ngram", "skip:3,5")),
         (["medusa:heads.safetensors,"], ("medusa:heads.safetensors",)),
     ],
@@ -38,8 +39,9 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
     [
         (
             ["hydra"],
-            "hydra is not one of ngram, suffix, draft, early_exit, skip, medusa, medusa_tree, "
-            "eagle, eagle_tree, quantized, mtp",
+            "hydra is not one of ngram, suffix, draft, draft_tree, early_exit, early_exit_tree, "
+            "skip, skip_tree, quantized, quantized_tree, medusa, medusa_tree, eagle, eagle_tree, "
+            "mtp, mtp_tree",
         ),
         (["off,ngram"], "off cannot be combined with other proposers"),
         (["ngram", "ngram"], "is named twice"),
@@ -52,6 +54,10 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
         (["medusa:"], "medusa:CHECKPOINT"),
         (["eagle"], "eagle:CHECKPOINT"),
         (["ngram,medusa_tree"], "medusa_tree:CHECKPOINT"),
+        (["ngram_tree"], "ngram_tree is not one of"),
+        (["mtp_tree:head"], "mtp_tree takes no argument"),
+        (["early_exit_tree:0"], "a number of layers, not 0"),
+        (["quantized_tree:int3"], "one of int8, int4, fp8, nf4, mxfp4, not int3"),
         (["early_exit"], "early_exit:LAYERS"),
         (["early_exit:many"], "a number of layers, not many"),
         (["early_exit:0"], "a number of layers, not 0"),
@@ -72,7 +78,8 @@ def test_what_cannot_be_meant_is_refused(said: list[str], complaint: str) -> Non
 
 
 def test_the_engine_runs_nothing_that_cannot_be_asked_for() -> None:
-    assert set(OPENERS) <= set(PROPOSERS) == set(ARGUMENTS)
+    assert set(OPENERS) <= set(PROPOSERS)
+    assert set(map(source_of, PROPOSERS)) == set(ARGUMENTS) <= set(PROPOSERS)
 
 
 def test_the_start_tells_who_drafts() -> None:

@@ -17,7 +17,9 @@ from support.ranks import followers_as_threads
 
 PROPOSERS = {
     "draft": "draft:{base}",
+    "draft_tree": "draft_tree:{base}",
     "early_exit": "early_exit:1",
+    "early_exit_tree": "early_exit_tree:1",
     "quantized": "quantized:int4",
     "skip": "skip:0",
     "medusa": "medusa:{heads}",

@@ -33,6 +33,7 @@ PROPOSERS = {
     "wrong": "scripted",
     "mixed": "scripted",
     "draft": "draft:{base}",
+    "draft_tree": "draft_tree:{base}",
     "early_exit": "early_exit:1",
     "medusa": "medusa:{heads}",
     "medusa_tree": "medusa_tree:{heads}",
@@ -47,6 +48,7 @@ SERVED = [
 ]
 SLOW = {
     *(("wrong", acceptance) for acceptance in Acceptance),
+    ("draft_tree", Acceptance.COUPLED),
     *(
         (proposer, Acceptance.REJECTION)
         for proposer in ("ngram", "right", "draft", "medusa", "eagle")
@@ -216,7 +218,7 @@ def test_a_combination_answers_as_with_plain_decoding(
     num_drafted = sum(end.num_draft_tokens for end in ends)
     num_accepted = sum(end.num_accepted_tokens for end in ends)
     assert num_drafted > num_accepted or (proposer, acceptance) == ("right", Acceptance.COUPLED)
-    assert num_accepted > 50 or proposer not in ("right", "mixed", "draft")
+    assert num_accepted > 50 or proposer not in ("right", "mixed", "draft", "draft_tree")
 
 
 def assert_sound(row: Row, answer: Answer, eos_token_ids: Collection[int]) -> None:

@@ -19,25 +19,22 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import Acceptance, EngineConfig
 from loraplex.engine.errors import EngineError, InvalidParameter, UnsupportedModel
 from loraplex.engine.execution.sampler import SamplingRow, row_after
-from loraplex.engine.kv.cache import KvCache
 from loraplex.engine.kv.groups import one_group
-from loraplex.engine.kv.prefix_cache import CacheNamespace
-from loraplex.engine.messages import Abort, GenerationRequest, SpeculationParams
+from loraplex.engine.messages import Abort, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.rope import RotaryContexts
 from loraplex.engine.request import Request
-from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import draft_model, drawing
 from loraplex.engine.speculation.draft_cache import DraftCache
 from loraplex.engine.speculation.draft_model import DraftModelProposer
 from loraplex.engine.speculation.drawing import CoupledDrawing, DrawnTokens, IndependentDrawing
 from loraplex.engine.speculation.fair_shares import fair_shares
 from loraplex.engine.speculation.proposer import DraftRequest
+from support.draft_models import BLOCK_SIZE, make_proposer, make_request, prompt_of
 from support.engine import LocalEngine
 from support.models import make_tiny_llama
 
 EAGER = SpeculationParams(num_tokens=8)
-BLOCK_SIZE = 4
 TOLERANCE = 1e-4
 
 
@@ -70,49 +67,6 @@ class Recorder:
     def _row_after(self, request: Request, draft_tokens: Sequence[int]) -> SamplingRow:
         self._known.append([*request.token_ids, *draft_tokens])
         return row_after(request, draft_tokens)
-
-
-def make_proposer(model: BaseModel, **changes: Any) -> DraftModelProposer:
-    num_blocks, block_size = changes.pop("num_blocks", 200), changes.pop("block_size", BLOCK_SIZE)
-    pages = KvCache(
-        one_group(len(model.kv_shapes), num_blocks + 1),
-        model.kv_shapes,
-        block_size=block_size,
-        kv_format=model.kv_format,
-        device=model.device,
-    )
-    settings: dict[str, Any] = {
-        "pages": pages,
-        "drawing": CoupledDrawing(),
-        "ends": lambda request, token: False,
-        "prefix_secret": b"secret",
-        **changes,
-    }
-    return DraftModelProposer(model, **settings)
-
-
-def make_request(
-    name: str,
-    prompt: Sequence[int],
-    *,
-    tenant_id: str = "acme",
-    adapter: AdapterKey | None = None,
-    **sampling: Any,
-) -> Request:
-    params = SamplingParams(**{"temperature": 0.0, **sampling})
-    submitted = GenerationRequest(name, tenant_id, list(prompt), params, adapter)
-    return Request(
-        submitted=submitted,
-        namespace=CacheNamespace(tenant_id, "runtime", adapter),
-        seed=params.seed or 0,
-        arrival_time=0.0,
-        adapter_tier=None,
-    )
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(256) for _ in range(length)]
 
 
 def dense_logits(dense: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Tensor:

@@ -29,7 +29,8 @@ from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.drawing import make_drawing
 from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.speculation.proposers import OPENERS
-from loraplex.engine.speculation.self_draft import SelfDraftProposer, open_early_exit
+from loraplex.engine.speculation.self_draft import SelfDraftProposer
+from loraplex.engine.speculation.self_draft_opening import open_self_draft
 from support.engine import LocalEngine
 from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits
@@ -43,7 +44,7 @@ def open_all_layers(
 ) -> SelfDraftProposer:
     every = range(base.config.num_hidden_layers)
     layers = LayerSubset("early_exit", base.model, base.config, every)
-    return SelfDraftProposer(layers, runner, make_drawing(config.acceptance))
+    return SelfDraftProposer("early_exit", layers, runner, make_drawing(config.acceptance))
 
 
 def answer_all(
@@ -192,7 +193,7 @@ def test_another_number_of_layers_is_refused(tiny_base: Path, argument: str) -> 
     base = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2))
     config = EngineConfig(str(tiny_base), speculation=(f"early_exit:{argument}",))
     with pytest.raises(InvalidParameter, match="early_exit takes a number of layers from 1 to 1"):
-        open_early_exit(argument, config, base, None)  # type: ignore[arg-type]
+        open_self_draft("early_exit", argument, config, base, None)  # type: ignore[arg-type]
 
 
 Spoil = Callable[[ModelRunner, Sequence[SequenceChunk], StepOutput], StepOutput]
@@ -288,7 +289,7 @@ def test_a_draft_whose_numbers_break_down_ends_and_leaves_none_of_them_behind() 
     runner = BreakingRunner()
     layers = SimpleNamespace(name="early_exit", only=nullcontext)
     drawing = make_drawing(Acceptance.COUPLED)
-    proposer = SelfDraftProposer(cast(Any, layers), cast(Any, runner), drawing)
+    proposer = SelfDraftProposer("early_exit", cast(Any, layers), cast(Any, runner), drawing)
     submitted = GenerationRequest("r", "acme", [1, 2, 3], SamplingParams(max_tokens=8))
     request = Request(submitted, CacheNamespace("acme", "runtime", None), 0, 0.0, None)
     request.kv = SequenceBlocks.empty(1)
