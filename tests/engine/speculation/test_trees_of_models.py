@@ -58,6 +58,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("base"), tie_word_embeddings=True)
 
 
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_adapter(base, tmp_path_factory.mktemp("adapter"), seed=1, scale=0.1)
+
+
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "draft_tree": ("draft_tree:{base}", {}),
     "early_exit_tree": ("early_exit_tree:1", {}),
@@ -72,11 +77,12 @@ FAST = {"draft_tree", "window"}
 
 
 @pytest.mark.parametrize("name", marked_slow(SOURCES, slow=SOURCES.keys() - FAST))
-def test_the_tokens_are_those_of_plain_decoding(base: Path, tmp_path: Path, name: str) -> None:
+def test_the_tokens_are_those_of_plain_decoding(
+    base: Path, adapter: Path, tmp_path: Path, name: str
+) -> None:
     entry, config = SOURCES[name]
-    folder = make_adapter(base, tmp_path / "adapter", seed=1, scale=0.1)
-    expected, _ = answers(base, tmp_path, folder, **config)
-    found, num_accepted = answers(base, tmp_path, folder, entry.format(base=base), **config)
+    expected, _ = answers(base, tmp_path, adapter, **config)
+    found, num_accepted = answers(base, tmp_path, adapter, entry.format(base=base), **config)
     assert found == expected
     assert num_accepted > 10
 
@@ -140,6 +146,7 @@ def test_what_cannot_draft_trees_is_refused_before_the_base_is_loaded(
     assert refused.value.code
 
 
+@pytest.mark.slow
 def test_a_model_is_named_with_its_proposer(base: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="draft_tree requires a model: draft_tree:MODEL"):
         LocalEngine(base, tmp_path, speculation=("draft_tree",))
