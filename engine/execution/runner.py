@@ -72,6 +72,8 @@ class ModelRunner:
         self.keeps_hidden_states = False
         self.features: LayerFeatures | None = None
         """What steps give of the hidden states between layers; None: nothing."""
+        self.watches: Callable[[Request], bool] = lambda _request: True
+        """Whether they are wanted of a request: steps without graphs give none if of nobody."""
         self.num_graph_steps = 0
         self.num_eager_decodes = 0
         """The number of decode-only steps that no graph served, if graphs are enabled."""
@@ -209,7 +211,7 @@ class ModelRunner:
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
         observed = tuple(observations.values())
         features = self.features
-        if features is not None and not any(map(_may_draft, sequences)):
+        if features is not None and not any(map(self.watches, requests)):
             features = None
         if pools or features is not None:
             with self._watched(features, pools=pools) as watched:
@@ -387,12 +389,6 @@ class _AdapterRows(NamedTuple):
     num_base_tokens: Sequence[int]
     """See `SequenceChunk`."""
     leases: Sequence[Lease | None]
-
-
-def _may_draft(sequence: ScheduledSequence) -> bool:
-    """Whether a proposer may need the hidden states of this sequence's tokens."""
-    asked = sequence.request.submitted.speculation
-    return asked is None or not asked.is_off
 
 
 def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> PendingTokens | None:

@@ -29,6 +29,7 @@ from .probes import ProbeBudget
 from .proposal_costs import ProposalCosts
 from .step_residuals import StepResiduals
 from .track import Track
+from .watch import Watch
 
 MAX_ADAPTERS = 2048
 """Adapters with estimates; beyond this number the least recently used is forgotten."""
@@ -97,9 +98,20 @@ class _Running:
 class Control:
     """Chooses the draft tokens of each step and learns from the results."""
 
-    def __init__(self, proposers: Sequence[str], *, max_tokens: int, costs: StepCosts) -> None:
-        """`proposers`: names, the preferred one first. `costs`: updated by the scheduler."""
+    def __init__(
+        self,
+        proposers: Sequence[str],
+        *,
+        max_tokens: int,
+        costs: StepCosts,
+        watching: Collection[str] = (),
+    ) -> None:
+        """`proposers`: names, the preferred one first. `costs`: updated by the scheduler.
+        `watching`: the proposers that draft for a request only if it was watched."""
         self._proposers = tuple(proposers)
+        self._watching = frozenset(watching)
+        self._chosen: dict[str, Watch] = {}
+        """By the ids of requests that are or were watched for a probe."""
         self._max_tokens = max_tokens
         self._costs = costs
         self._proposal_costs = {name: ProposalCosts() for name in proposers}
@@ -172,6 +184,7 @@ class Control:
             return range(0)
         self._num_idle += 1
         due = [track.probe_times.next_step for track in tracks]
+        due += [track.watch.ready_at for track in tracks if track.watch.is_open]
         later = [number for number in due if number > self._step]
         return range(self._step + 1, min([*later, self._step + min(self._num_idle, LONGEST_REST)]))
 
@@ -276,7 +289,10 @@ class Control:
         self._most_tokens = max(self._most_tokens, int(fraction * num_tokens))
         planned = zip(options, candidates, plan.num_draft_tokens, strict=True)
         for option, (_, group), num_draft_tokens in sorted(planned, key=lambda it: -it[0].gains[0]):
-            group.tracks[option.proposer].planned = max(num_draft_tokens)
+            track = group.tracks[option.proposer]
+            track.planned = max(num_draft_tokens)
+            if track.planned:
+                track.watch.keep_all(self._step)
             for request, number in zip(group.requests, num_draft_tokens, strict=True):
                 step.choose(request, option.proposer, int(fraction * number))
 
@@ -316,25 +332,76 @@ class Control:
                     self._probe_one(name, group, step)
 
     def _probe_one(self, name: str, group: _Group, step: _Step) -> None:
-        request = group.requests[self._step % len(group.requests)]
+        watch = group.tracks[name].watch if name in self._watching else None
+        request = self._probed(group, watch)
         left = request.submitted.sampling.max_tokens - request.num_generated_tokens
-        if left < 2 or step.token_seconds[name] * step.expected.rate >= 1:
-            return  # even a certain token would not pay
+        if left < 2:
+            return
         replaced = step.choices.get(request)
         num_tokens = min(probes.NUM_TOKENS, self._max_tokens)
         num_free = step.num_free_tokens + (replaced.num_tokens if replaced else 0)
+        # Where even a certain token would not pay, nobody is watched for it either.
+        if num_tokens > num_free or step.token_seconds[name] * step.expected.rate >= 1:
+            if watch is not None:
+                watch.is_open = False
+            return
         price = self._probe_seconds(name, num_tokens, step)
         if replaced:
             lost = group.tracks[replaced.proposer].gains(replaced.num_tokens)
             price += sum(lost) / step.expected.rate
-        if num_tokens <= num_free and self._probe_budget.spend(price, step.expected.seconds):
-            step.num_free_tokens = num_free
-            step.choose(request, name, num_tokens)
-            group.tracks[name].probe_times.begin(self._step)
+        is_paid = watch is not None and watch.is_open
+        if not is_paid and not self._probe_budget.spend(price, step.expected.seconds):
+            return
+        if watch is not None:
+            if not watch.may_probe(request.request_id, self._step):
+                if not watch.is_open:
+                    watch.open(self._step)
+                return
+            watch.close(self._step)
+        step.num_free_tokens = num_free
+        step.choose(request, name, num_tokens)
+        group.tracks[name].probe_times.begin(self._step)
+
+    def _probed(self, group: _Group, watch: Watch | None) -> Request:
+        """The request that is watched, or another one in turn."""
+        if watch is not None:
+            for request in group.requests:
+                if request.request_id == watch.chosen:
+                    return request
+        return group.requests[self._step % len(group.requests)]
 
     def _probe_seconds(self, name: str, num_tokens: int, step: _Step) -> float:
         seconds = self._proposal_costs[name].predict([num_tokens]) + self._residuals.of(name)
         return seconds + num_tokens * step.verify_seconds
+
+    # --- watching -------------------------------------------------------------------------------
+
+    def watches(self, request: Request) -> bool:
+        """Whether proposers are to see what this step computes of the request."""
+        names = self._watching
+        if asked := request.submitted.speculation:
+            if asked.is_off:
+                return False
+            if asked.proposer is not None:
+                names &= {asked.proposer}
+        if not names or request.submitted.vocab_size is not None:
+            return False
+        tracks = self._adapters.get(request.adapter)
+        if tracks is None or (asked is not None and asked.num_tokens is not None):
+            return True
+        return any(self._is_watched(request, tracks[name].watch) for name in names)
+
+    def _is_watched(self, request: Request, watch: Watch) -> bool:
+        request_id = request.request_id
+        if watch.wants_one(self._step) and not request.has_ended:
+            watch.choose(request_id, self._step, is_from_start=not request.num_generated_tokens)
+            self._chosen[request_id] = watch
+        return watch.covers(request_id, self._step)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        if watch := self._chosen.pop(request_id, None):
+            watch.drop(request_id)
 
     # --- learning -------------------------------------------------------------------------------
 
@@ -343,7 +410,10 @@ class Control:
     ) -> None:
         """A proposer was called for these requests; `drafts`: the draft length of each."""
         for request, length in drafts:
-            for track in self._tracks_of(request, proposer):
+            own, overall = self._tracks_of(request, proposer)
+            if not length and proposer in self._watching and own.watch.is_new(self._step):
+                continue  # it was not watched
+            for track in (own, overall):
                 track.observe_request(self._step, has_draft=length > 0)
         costs, lengths = self._proposal_costs[proposer], [length for _, length in drafts]
         verify_seconds = sum(lengths) * self._costs.draft_token_seconds()
@@ -397,7 +467,8 @@ class Control:
         tracks = self._adapters.get(key)
         if tracks is None:
             tracks = {
-                name: Track(self._max_tokens, self._overall[name]) for name in self._proposers
+                name: Track(self._max_tokens, self._overall[name], step=self._step)
+                for name in self._proposers
             }
             self._adapters[key] = tracks
             if len(self._adapters) > MAX_ADAPTERS:

@@ -125,9 +125,14 @@ class Speculation:
             seen = hidden_state if proposer.needs_hidden_states else None
             _attempt(proposer, proposer.observe, request, seen)
 
+    def watches(self, request: Request) -> bool:
+        """Whether a proposer is to see what this step computes of the request."""
+        return self._control.watches(request)
+
     def observe_features(self, request: Request, start: int, features: Tensor) -> None:
-        """See `FeatureProposer.observe_features`."""
-        if request.has_ended:
+        """See `FeatureProposer.observe_features`. Steps may give those of requests that are not
+        watched."""
+        if request.has_ended or not self.watches(request):
             return
         for proposer in self._feature_proposers:
             _attempt(proposer, proposer.observe_features, request, start, features)
@@ -140,6 +145,7 @@ class Speculation:
     def forget(self, request_id: str) -> None:
         """The request has ended."""
         self._choices.pop(request_id, None)
+        self._control.forget(request_id)
         for proposer in self._proposers.values():
             _attempt(proposer, proposer.forget, request_id)
 
@@ -246,10 +252,16 @@ def open_speculation(
     speculation = Speculation(
         proposers,
         acceptor=make_acceptor(config.acceptance),
-        control=Control(names, max_tokens=config.max_draft_tokens, costs=costs),
+        control=Control(
+            names,
+            max_tokens=config.max_draft_tokens,
+            costs=costs,
+            watching=[each.name for each in proposers if isinstance(each, FeatureProposer)],
+        ),
         vocab_size=base.vocab_size,
         clock=clock,
     )
     runner.keeps_hidden_states = speculation.needs_hidden_states
     runner.features = speculation.features
+    runner.watches = speculation.watches
     return speculation

@@ -9,6 +9,7 @@ from ..messages import SpeculationStats
 from .acceptance import MEMORY, AcceptanceRates
 from .hit_rate import HitRate
 from .probes import ProbeTimes
+from .watch import Watch
 
 PROBE_MEMORY = 0.5
 """Factor on the weight of older drafts when a probe is observed."""
@@ -20,11 +21,13 @@ class Track:
     acceptance: AcceptanceRates
     hit_rate: HitRate
 
-    def __init__(self, max_tokens: int, prior: Track | None = None) -> None:
-        """`prior`: the estimates before there are observations."""
+    def __init__(self, max_tokens: int, prior: Track | None = None, *, step: int = 0) -> None:
+        """`prior`: the estimates before there are observations. `step`: the current one."""
         self.acceptance = AcceptanceRates(max_tokens, prior.acceptance if prior else None)
         self.hit_rate = HitRate(prior.hit_rate if prior else None)
         self.probe_times = ProbeTimes()
+        self.watch = Watch(step)
+        """Only of a proposer that reads hidden states."""
         self.planned = 0
         """Most draft tokens of one request in the last plan."""
         self.num_drafts = 0

@@ -98,16 +98,27 @@ class Device:
     noise: float = 0.05
     num_free: int = 10_000
     seed: int = 1
+    watching: Collection[str] = ()
+    """The proposers that draft for a request only if it was watched in the step before."""
     control: Control = field(init=False)
     num_tokens: float = 0.0
     seconds: float = 0.0
     steps: list[dict[Request, Choice]] = field(default_factory=list)
     """What was chosen."""
+    watched: list[set[Request]] = field(default_factory=list)
+    """In each step."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.learned = StepCosts(max_graph_rows=self.costs.graph_rows)
-        self.control = Control(list(self.drafters), max_tokens=MAX_TOKENS, costs=self.learned)
+        self.control = Control(
+            list(self.drafters),
+            max_tokens=MAX_TOKENS,
+            costs=self.learned,
+            watching=self.watching,
+        )
+        # Their prompts are computed before the first step.
+        self.watched.append(set(filter(self.control.watches, self.requests)))
         for length in (16, 64, 32):  # prompts came first
             self.learned.observe(StepShape(length, 0, 0), self.costs.prompt_seconds(length))
 
@@ -141,6 +152,7 @@ class Device:
         self.seconds += seconds + proposing
         self.num_tokens += len(self.requests)
         self.steps.append(choices)
+        self.watched.append(set(filter(self.control.watches, self.requests)))
 
     def _shape(self, num_draft_tokens: int) -> StepShape:
         context = sum(request.num_computed_tokens for request in self.requests)
@@ -151,6 +163,7 @@ class Device:
         wanted: dict[str, list[tuple[Request, int]]] = defaultdict(list)
         for request, (proposer, num_tokens) in choices.items():
             has_draft = self.rng.random() < self.drafters[proposer].hit_rate
+            has_draft &= proposer not in self.watching or request in self.watched[-1]
             wanted[proposer].append((request, num_tokens if has_draft else 0))
         total = 0.0
         for proposer, drafts in wanted.items():

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.model.layer_features import LayerFeatures
 from loraplex.engine.model.load_quantization import LoadQuantization
 from loraplex.engine.request import Request
+from loraplex.engine.speculation import watch
+from loraplex.engine.speculation.control import Control
 from loraplex.engine.speculation.eagle import MAX_PENDING, EagleProposer
 from loraplex.engine.speculation.eagle_head import EagleHead
 from loraplex.engine.speculation.packed_head import PackedHead
@@ -276,6 +279,33 @@ def test_steps_of_requests_without_drafts_collect_no_hidden_states(
     engine.run()
     engine.close()
     assert len(calls) >= 4
+
+
+def test_while_drafts_do_not_pay_few_steps_collect_hidden_states_and_tokens_stay_the_same(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LINGER", 4)
+    monkeypatch.setattr(watch, "WARM_UP", 2)
+    monkeypatch.setattr(Control, "_may_pay", lambda *_: False)
+    engines = drafting(tiny_base, tmp_path, checkpoint), LocalEngine(tiny_base, tmp_path)
+    features = engines[0].core.parts.runner.features
+    assert features is not None
+    collected = Mock(side_effect=features.combined)
+    monkeypatch.setattr(LayerFeatures, "combined", lambda _features, outputs: collected(outputs))
+    answers = []
+    for engine in engines:
+        ids = [
+            engine.submit(
+                [1 + row, 2, 3], max_tokens=60, ignore_eos=True, temperature=1.0, seed=row
+            )
+            for row in range(2)
+        ]
+        engine.run()
+        answers.append(engine.tokens(ids))
+        engine.close()
+    assert answers[0] == answers[1]
+    # How often it is probed depends on the clock.
+    assert 5 <= collected.call_count <= 40
 
 
 def drafting(base: Path, directory: Path, checkpoint: Path, **config: Any) -> LocalEngine:
