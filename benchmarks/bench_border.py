@@ -262,7 +262,7 @@ class Simulation:
                 ended.append(request)
         for request in ended:
             self.scheduler.finish(request)
-        self.scheduler.note_read(batch.sequences)
+        self.scheduler.note_read()
 
     def mean_first_token(self, after: float) -> float:
         """Seconds, over the requests that came after this time."""

@@ -191,7 +191,7 @@ class Load:
                 ended.append(request)
         for request in ended:
             self.scheduler.finish(request)
-        self.scheduler.note_read(batch.sequences)
+        self.scheduler.note_read()
         self.costs.charge(batch.sequences, 0.03)
         self.scheduler.observe(batch, 0.03)
         return len(ended)

@@ -267,7 +267,7 @@ class Execution(Generic[OutputT]):
             self._take(drawing, step.sampled, output)
         elif drawing:
             self._draw(drawing, output)
-        self._scheduler.note_read(step.sequences)
+        self._scheduler.note_read()
         for sequence in failed:
             # The values written for a draft token enter the sums of earlier rows with a weight of
             # zero.

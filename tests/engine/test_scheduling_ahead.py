@@ -60,7 +60,7 @@ def test_outputs_are_charged_before_a_request_ends_and_when_the_step_was_read() 
     scheduler.finish(heavy)
     assert charged() == [1.0, 0.0, 0.0]
     scheduler.append(light, [0])
-    scheduler.note_read(step.sequences)
+    scheduler.note_read()
     assert charged() == [1.0, 4.0, 0.0]
 
 

@@ -199,7 +199,7 @@ class SchedulerBench:
             if sequence.draws and len(request.token_ids) == request.max_num_tokens:
                 self.scheduler.finish(request)
                 self.finished[request.request_id] = request.num_generated_tokens
-        self.scheduler.note_read(batch.sequences)
+        self.scheduler.note_read()
         if self.step_seconds:
             self.scheduler.observe(batch, self.step_seconds)
 
