@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.scheduler import Scheduler
@@ -19,7 +20,6 @@ class ServiceChecks:
         self._counters = scheduler.counters
         self._charge = scheduler._charge
         self._charge_outputs = scheduler._charge_outputs
-        self._scheduler = scheduler
         self._deactivate = scheduler.counters.deactivate
         self._idled: set[str] = set()
         """Who was idle at some moment of this step."""
@@ -38,11 +38,11 @@ class ServiceChecks:
         self._note_service(request, self._counters.input_weight * input_tokens)
         self._charge(request, input_tokens)
 
-    def _note_outputs(self) -> None:
-        for request, num_tokens in self._scheduler._outputs:
+    def _note_outputs(self, outputs: Sequence[tuple[Request, int]]) -> None:
+        for request, num_tokens in outputs:
             self._outputs[request.request_id] += num_tokens
             self._note_service(request, self._counters.output_weight * num_tokens)
-        self._charge_outputs()
+        self._charge_outputs(outputs)
 
     def _note_service(self, request: Request, service: float) -> None:
         if not request.is_background:  # which is free
