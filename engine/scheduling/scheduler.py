@@ -70,6 +70,9 @@ class SchedulerLimits:
     """Per KV group, what swapping a block moves; empty: nothing is known, and swapping is free."""
 
 
+_tenant_id = attrgetter("tenant_id")
+
+
 class Schedule(NamedTuple):
     """The outcome of one `Scheduler.schedule`."""
 
@@ -435,12 +438,16 @@ class Scheduler:
         are given back.
         """
         is_ahead, block_size = self._is_ahead, self.limits.block_size
-        charged = []
+        weight = self.counters.output_weight
+        charged: list[Request] = []
+        services: list[float] = []
         for sequence, token_ids, num_accepted in outputs:
             request, num_tokens, num_draft_tokens, start, _, _ = sequence
             if token_ids:
                 request.token_ids += token_ids
-                charged.append((request, len(token_ids)))
+                if not request.is_background:  # which is free, as in `_charge`
+                    charged.append(request)
+                    services.append(weight * len(token_ids))
                 if request.num_pending_tokens:
                     left = request.num_pending_tokens - len(token_ids)
                     request.num_pending_tokens = max(left, 0)
@@ -453,7 +460,7 @@ class Scheduler:
             if kv.num_writable - end > block_size:
                 self._kv.shrink(kv, end + 1)
         if charged:
-            self._charge_outputs(charged)
+            self._charge_outputs(charged, services)
 
     def observe(self, batch: ScheduledBatch, seconds: float, swap_seconds: float = 0.0) -> None:
         """Learn what the step cost; `swap_seconds` of it went into swapping."""
@@ -472,17 +479,11 @@ class Scheduler:
         service = self.counters.charge(request.tenant_id, input_tokens)
         self._waiting.charge(request, service)
 
-    def _charge_outputs(self, outputs: Sequence[tuple[Request, int]]) -> None:
-        """Charge each request, as `_charge` does, with so many tokens of output."""
-        weight = self.counters.output_weight
-        services = [
-            (request, weight * num_tokens)
-            for request, num_tokens in outputs
-            if not request.is_background
-        ]
-        self.counters.add_each([(request.tenant_id, service) for request, service in services])
+    def _charge_outputs(self, requests: Sequence[Request], services: Sequence[float]) -> None:
+        """Charge each request's tenant and queue, as `_charge` does."""
+        self.counters.add_each(zip(map(_tenant_id, requests), services, strict=True))
         if self._waiting.tenants:
-            self._waiting.charge_each(services)
+            self._waiting.charge_each(zip(requests, services, strict=True))
 
     def _place_background(self, step: Step) -> None:
         """Let background requests stand back from others, or run if there are none."""

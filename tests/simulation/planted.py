@@ -1013,7 +1013,7 @@ def charges_again_what_is_computed_again(
 
 
 @_plant(Scheduler, "_charge_outputs")
-def gives_outputs_away(charge_outputs: Any, self: Scheduler, outputs: Any) -> None:
+def gives_outputs_away(charge_outputs: Any, self: Scheduler, *charged: Any) -> None:
     """Prompts are what takes long."""
 
 
