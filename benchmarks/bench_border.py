@@ -256,13 +256,13 @@ class Simulation:
             if sequence.samples:
                 request_id = request.request_id
                 self.first_token_seconds.setdefault(request_id, self.now - self._sent[request_id])
-                self.scheduler.append(request, [len(request.token_ids)])
-            self.scheduler.advance(sequence)
+            sampled = [len(request.token_ids)] if sequence.samples else []
+            self.scheduler.take([(sequence, sampled, 0)])
             if sequence.samples and len(request.token_ids) == request.max_num_tokens:
                 ended.append(request)
         for request in ended:
             self.scheduler.finish(request)
-        self.scheduler.note_read(batch.sequences)
+        self.scheduler.note_read()
 
     def mean_first_token(self, after: float) -> float:
         """Seconds, over the requests that came after this time."""

@@ -180,18 +180,18 @@ class Load:
 
     def process(self, batch: ScheduledBatch) -> int:
         """Bookkeeping; returns the number of requests that ended, to be replaced."""
-        ended = []
         self.scheduler.note_launch(batch.sequences)
-        for sequence in batch.sequences:
-            request = sequence.request
-            if sequence.samples:
-                self.scheduler.append(request, [7])
-            self.scheduler.advance(sequence)
-            if sequence.samples and len(request.token_ids) == request.max_num_tokens:
-                ended.append(request)
+        self.scheduler.take(
+            [(sequence, [7] if sequence.samples else [], 0) for sequence in batch.sequences]
+        )
+        ended = [
+            request
+            for request, *_ in batch.sequences
+            if len(request.token_ids) == request.max_num_tokens
+        ]
         for request in ended:
             self.scheduler.finish(request)
-        self.scheduler.note_read(batch.sequences)
+        self.scheduler.note_read()
         self.costs.charge(batch.sequences, 0.03)
         self.scheduler.observe(batch, 0.03)
         return len(ended)

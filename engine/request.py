@@ -88,8 +88,8 @@ class Request:
     num_pending_tokens: int = 0
     """Tokens that steps in flight sample for it and that another step will compute: they follow
     `token_ids`."""
-    num_steps_in_flight: int = 0
-    """Steps that were launched with it and whose output was not read."""
+    last_step: int = 0
+    """The number of the last step that was launched with it; steps are read in their order."""
     has_ended: bool = False
     step_seconds: float = 0.0
     """Its share of the steps that computed it, by `StepCosts.charge`."""

@@ -21,6 +21,8 @@ def to_device(
 ) -> Tensor:
     """A copy of these values on the device, in the order of its current stream."""
     host = torch.as_tensor(values, dtype=dtype)
+    if device.type == "cpu":
+        return host
     if device.type == "cuda":
         host = host.pin_memory()
     return host.to(device, non_blocking=True)

@@ -233,7 +233,7 @@ class DecodeInputs:
             block_tables = [of_groups[index] for of_groups in decodes.tables]
             end = tables.fill(self._words, end, block_tables, places, queries)
             slots = self._layout.slots_start + index * self._layout.row_words
-            self._words[slots : slots + num_rows] = tables.slots(block_tables, places)
+            self._words[slots : slots + num_rows] = tables.slots(places)
         start, num_pending = self._layout.sources_start, 0
         if pending is not None:
             num_pending = len(pending.sources)
@@ -303,6 +303,8 @@ class _Tables:
         # What each row holds; tables never change in place, so the same one has the same blocks.
         self._held: list[BlockTable] = [NO_BLOCKS] * layout.max_rows
         self._firsts, self._ends, self._counts = np.zeros((3, layout.max_rows), dtype=np.int64)
+        self._written = np.zeros(layout.max_rows, dtype=np.int64)
+        """The block that each row's token is written to: the last that it sees."""
         self._change: _Change | None = None
 
     def group(self, rows: Tensor, places: Tensor, hidden: Tensor | None) -> SequenceGroup:
@@ -334,6 +336,9 @@ class _Tables:
         is_changed |= np.fromiter(map(is_not, tables, self._held), bool, num_rows)
         rows = np.flatnonzero(is_changed)
         tables, seen = [tables[row] for row in rows.tolist()], seen[rows]
+        self._written[rows] = [
+            table.item(end - 1) for table, end in zip(tables, seen.ends.tolist(), strict=True)
+        ]
         width = max(seen.counts.max(initial=0), self._counts[rows].max(initial=0))
         size = (len(self._blocks), len(rows), int(width))
         self._change = _Change(start, rows, tables, seen, size)
@@ -346,13 +351,10 @@ class _Tables:
             written[1] = seen.positions(self._block_size, self._padding, size[2])
         return end
 
-    def slots(self, tables: Sequence[BlockTable], places: Integers) -> Integers:
-        """The slot of each row's key and value."""
-        blocks, offsets = np.divmod(places, self._block_size)
-        block_ids = [
-            table.item(block) for table, block in zip(tables, blocks.tolist(), strict=True)
-        ]
-        slots: Integers = np.array(block_ids) * self._block_size + offsets
+    def slots(self, places: Integers) -> Integers:
+        """The slot of each row's key and value, after `fill`."""
+        blocks = self._written[: len(places)]
+        slots: Integers = blocks * self._block_size + places % self._block_size
         return slots
 
     def take(self, words: Tensor) -> None:

@@ -258,7 +258,7 @@ class Execution(Generic[OutputT]):
                 drawn = range(first_drawn, first_drawn + 1 + sequence.num_draft_tokens)
                 drawing.append(_Drawing(sequence, drawn, rows.computed))
             else:
-                self._scheduler.advance(sequence)
+                self._scheduler.take([(sequence, [], 0)])
                 if output.features is not None:
                     self._observe_features(sequence, rows.computed, (), output.features)
                 if sequence.samples:
@@ -267,7 +267,7 @@ class Execution(Generic[OutputT]):
             self._take(drawing, step.sampled, output)
         elif drawing:
             self._draw(drawing, output)
-        self._scheduler.note_read(step.sequences)
+        self._scheduler.note_read()
         for sequence in failed:
             # The values written for a draft token enter the sums of earlier rows with a weight of
             # zero.
@@ -323,30 +323,35 @@ class Execution(Generic[OutputT]):
     def _take(self, drawing: Sequence[_Drawing], sampled: Sampled, output: OutputT) -> None:
         """Give these requests, all or some of those sampled for, their next tokens."""
         results: Sequence[Drawn | EngineError] = sampled.draws.read()
+        given: list[tuple[_Drawing, Drawn]] = []
         for entry in drawing:
             result = results[sampled.places[entry.sequence.request]]
             if isinstance(result, EngineError):
                 self._requests.fail(entry.sequence.request, result)
             else:
-                self._append(entry, *result, output)
+                given.append((entry, self._announce(entry.sequence.request, *result)))
+        self._scheduler.take(
+            [(entry.sequence, drawn.generated.token_ids, len(drawn.path)) for entry, drawn in given]
+        )
+        for entry, drawn in given:
+            self._go_on(entry, drawn, output)
 
-    def _append(
-        self, entry: _Drawing, path: Sequence[int], generated: TokensGenerated, output: OutputT
-    ) -> None:
-        """Give the request its new tokens, up to the one that ends it."""
-        sequence, request = entry.sequence, entry.sequence.request
+    def _announce(self, request: Request, path: Sequence[int], generated: TokensGenerated) -> Drawn:
+        """Announce the request's new tokens, up to the one that ends it; returns these."""
         if path:
             num_tokens = self._num_until_end(request, generated.token_ids)
             path, generated = path[:num_tokens], generated.first(num_tokens)
             if not self._keeps(request, path):
                 path, generated = (), generated.first(1)
-        token_ids = generated.token_ids
         self._requests.generate(request, generated)
-        self._scheduler.append(request, token_ids)
-        self._scheduler.advance(sequence, num_accepted=len(path))
+        return Drawn(path, generated)
+
+    def _go_on(self, entry: _Drawing, drawn: Drawn, output: OutputT) -> None:
+        """End the request if its new tokens do, or prepare for the next ones."""
+        request, path, token_ids = entry.sequence.request, drawn.path, drawn.generated.token_ids
         if output.features is not None:
             accepted = path[: len(token_ids) - 1]
-            self._observe_features(sequence, entry.computed, accepted, output.features)
+            self._observe_features(entry.sequence, entry.computed, accepted, output.features)
         hidden_states = output.hidden_states
         if request.draft is not NO_DRAFT or hidden_states is not None:
             row = entry.rows[1 + path[len(token_ids) - 2] if len(token_ids) > 1 else 0]

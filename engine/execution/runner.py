@@ -15,6 +15,7 @@ from ...adapters.manager import Lease
 from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder, LoraNeeds
 from ..kv.cache import KvCache
 from ..kv.layout import KvOperation
+from ..kv.sequence_blocks import BlockTable, SequenceBlocks
 from ..model.adapter_runs import adapter_runs
 from ..model.base_model import BaseModel
 from ..model.drafting_part import DraftingPart
@@ -89,6 +90,7 @@ class ModelRunner:
         # While the same sequences decode, a step has the adapters of the one before: a lease fixes
         # its adapter's place on the device.
         self._needed: tuple[Sequence[Lease | None], LoraNeeds | None] = ((), NO_NEEDS)
+        self._step = StepRequests.of(())
         self._built: tuple[_AdapterRows, StepAdapters] | None = None
 
     @property
@@ -195,13 +197,18 @@ class ModelRunner:
         checked: a sequence with a non-finite row has written entries that must not be reused.
         `sampled`: the tokens of the step in flight, from which some sequences go on.
         """
-        chunks = chunks_of(sequences)
-        requests = [sequence.request for sequence in sequences]
-        leases = [sequence.lease for sequence in sequences]
+        requests, num_tokens, _, starts, _, leases = zip(*sequences, strict=True)
+        if requests != self._step.requests:
+            self._step = StepRequests.of(requests)
+        chunks: Sequence[SequenceChunk]
+        if max(num_tokens) == 1:
+            chunks = self._step.decodes(starts)
+        else:
+            chunks = list(map(chunk_of, sequences))
         pending = None if sampled is None else _pending(sequences, sampled)
-        pools = any(request.submitted.pooling for request in requests)
+        pools = self._step.pools
         observations: Mapping[Request, Observation] = {}
-        if any(request.kv.eviction for request in requests):
+        if self._step.evicts:
             observations = observe(sequences)
         if self._graphs and not observations:
             output = self.replay(self._graphs, chunks, leases, pending)
@@ -364,6 +371,48 @@ class ModelRunner:
         return self._built[1]
 
 
+class StepRequests(NamedTuple):
+    """The requests of a step by column, with what stays the same as long as they run: the next step
+    mostly has the same ones."""
+
+    requests: tuple[Request, ...]
+    token_ids: list[list[int]]
+    blocks: list[SequenceBlocks]
+    tables: list[list[BlockTable]]
+    rotary_starts: list[int]
+    pools: bool
+    """Whether one of them asks for an embedding."""
+    evicts: bool
+    """Whether the cache of one of them is compacted."""
+
+    @classmethod
+    def of(cls, requests: tuple[Request, ...]) -> StepRequests:
+        blocks = [request.kv for request in requests]
+        return cls(
+            requests,
+            [request.token_ids for request in requests],
+            blocks,
+            [each.tables for each in blocks],
+            [request.namespace.rotary_start for request in requests],
+            pools=any(request.submitted.pooling for request in requests),
+            evicts=any(each.eviction for each in blocks),
+        )
+
+    def decodes(self, starts: Sequence[int]) -> DecodeChunks:
+        """A chunk of each request, of its token at this position."""
+        return DecodeChunks(
+            # A pending token is put in its place on the device.
+            [
+                known[start] if start < len(known) else 0
+                for known, start in zip(self.token_ids, starts, strict=True)
+            ],
+            starts,
+            self.tables,
+            [each.num_evicted for each in self.blocks],
+            self.rotary_starts,
+        )
+
+
 class _Watched(NamedTuple):
     """What hooks collect in a step."""
 
@@ -403,25 +452,6 @@ def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> Pendin
     if max(sources, default=-1) < 0:
         return None
     return SampledTokens(sampled.draws.tokens, sources)
-
-
-def chunks_of(sequences: Sequence[ScheduledSequence]) -> Sequence[SequenceChunk]:
-    """What a step computes of its sequences."""
-    requests, num_tokens, _, starts, _, _ = zip(*sequences, strict=True)
-    if max(num_tokens) > 1:
-        return list(map(chunk_of, sequences))
-    blocks = [request.kv for request in requests]
-    return DecodeChunks(
-        # A pending token is put in its place on the device.
-        [
-            request.token_ids[start] if start < len(request.token_ids) else 0
-            for request, start in zip(requests, starts, strict=True)
-        ],
-        starts,
-        [each.tables for each in blocks],
-        [each.num_evicted for each in blocks],
-        [request.namespace.rotary_start for request in requests],
-    )
 
 
 def chunk_of(sequence: ScheduledSequence) -> SequenceChunk:

@@ -226,14 +226,16 @@ class GroupBlocks:
             num_new = min(num_new, max(peak - self.num_held(seq), 0))
         if seq.is_swapped:
             return num_new + self._num_to_restore(seq)
-        unwritten = table[start // self._block_size :].tolist()
-        return num_new + sum(map(self._is_shared, unwritten))
+        first = start // self._block_size
+        if first >= len(table):
+            return num_new  # nothing is written to a block that the sequence holds
+        return num_new + sum(map(self._is_shared, table[first:].tolist()))
 
     def grow(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> None:
         """Make `num_tokens` more tokens writable. Enough free blocks must exist."""
         table, start = seq.tables[self.index], num_computed - seq.num_evicted
         first = start // self._block_size
-        held = table[first:].tolist()
+        held = table[first:].tolist() if first < len(table) else []
         own = [self._own(seq, block_id) for block_id in held]
         num_blocks = num_blocks_for(start + num_tokens, self._block_size)
         new = self._allocate(max(num_blocks - len(table), 0))

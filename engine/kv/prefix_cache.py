@@ -78,6 +78,8 @@ class PrefixHasher:
     def __init__(self, block_size: int, *, secret: bytes) -> None:
         self._block_size = block_size
         self._secret = secret
+        tag = b"tokens:"
+        self._tokens_head = (len(tag) + 4 * block_size).to_bytes(4, "little") + tag
         self._pack = struct.Struct(f"<{block_size}I").pack
 
     def prefix(
@@ -106,9 +108,8 @@ class PrefixHasher:
         return prefix
 
     def key(self, namespace: CacheNamespace, parent: bytes, token_ids: tuple[int, ...]) -> bytes:
-        fields = _encode_fields(
-            _encoded(namespace), b"parent:" + parent, b"tokens:" + self._pack(*token_ids)
-        )
+        head = _head(namespace, len(parent))
+        fields = head + parent + self._tokens_head + self._pack(*token_ids)
         return hashlib.blake2b(fields, key=self._secret, digest_size=32).digest()
 
 
@@ -205,9 +206,11 @@ def _of_base(namespace: CacheNamespace) -> CacheNamespace:
 
 
 @lru_cache(maxsize=1024)
-def _encoded(namespace: CacheNamespace) -> bytes:
-    """The encoded namespace, as for every block of a sequence."""
-    return namespace.encode()
+def _head(namespace: CacheNamespace, num_parent_bytes: int) -> bytes:
+    """The encoded fields before the parent's key, as for every block of a sequence."""
+    tag = b"parent:"
+    length = (len(tag) + num_parent_bytes).to_bytes(4, "little")
+    return _encode_fields(namespace.encode()) + length + tag
 
 
 def _encode_fields(*fields: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from operator import is_not
 from typing import NamedTuple, Protocol, overload
 
 import numpy as np
@@ -329,17 +330,27 @@ class TableRows:
         """Of the first rows. While a table is held, no other one has its identity."""
         self._row_of: dict[int, int] = {}
         """By the identity of the table."""
+        self._found: Sequence[BlockTable] = ()
+        """Those of the last call."""
+        self._rows: Integers = np.zeros(0, dtype=np.int64)
+        """Of these."""
 
     def find(self, tables: Sequence[BlockTable]) -> KeptTables:
         """These tables; valid until the next call."""
-        rows = list(map(self._row_of.get, map(id, tables)))
-        missing = [index for index, row in enumerate(rows) if row is None]
+        rows = self._rows
+        if len(tables) != len(rows):
+            rows, changed = np.zeros(len(tables), np.int64), range(len(tables))
+        else:
+            is_other = np.fromiter(map(is_not, tables, self._found), bool, len(rows))
+            rows, changed = rows.copy(), np.flatnonzero(is_other).tolist()
+        missing = [index for index in changed if id(tables[index]) not in self._row_of]
         if missing and not self._has_room(missing, tables):
             self._start_again(tables)
-            missing = list(range(len(tables)))
-        for index in missing:
+            changed = range(len(tables))
+        for index in changed:
             rows[index] = self._add(tables[index])
-        return KeptTables(self._blocks, self._lengths, np.array(rows))
+        self._found, self._rows = tables, rows
+        return KeptTables(self._blocks, self._lengths, rows)
 
     def _has_room(self, missing: Sequence[int], tables: Sequence[BlockTable]) -> bool:
         """Whether the missing ones of these tables fit."""
@@ -582,6 +593,8 @@ class _Layout:
 
     def _classes(self, num_blocks: Integers) -> Integers:
         """A number for each chunk: those of one class are computed together, or else alone."""
+        if isinstance(self.chunks, DecodeChunks):
+            return np.zeros_like(num_blocks) if self.in_place else padding_class(num_blocks)
         counts = self.rows.counts
         is_long = (counts > MAX_GROUPED_ROWS) & ~self.rows.is_tree
         if self.in_place:
@@ -605,13 +618,16 @@ class _Layout:
         visible = visible[members]
         num_blocks = int(visible.counts.max())
         counts = self.rows.counts[members, None]
-        columns = np.arange(counts.max())
-        # A chunk's last row is computed again; in place, a row of -1 is no work.
-        rows = self.rows.begins[members, None] + np.minimum(columns, counts - 1)
+        rows = self.rows.begins[members, None]
+        width = counts.max()
+        if width > 1:
+            columns = np.arange(width)
+            # A chunk's last row is computed again; in place, a row of -1 is no work.
+            rows = rows + np.minimum(columns, counts - 1)
         places, hidden = self.rows.places[rows], None
         if self.rows.hidden is not None and self.rows.is_tree[members].any():
             hidden = self._tensor(self.rows.hidden[rows])
-        if self.in_place:
+        if self.in_place and width > 1:
             rows[columns >= counts] = places[columns >= counts] = -1
         begins = None
         if self.group.window is not None:

@@ -50,6 +50,8 @@ class AdapterLeases:
         self._max_expected = max(MAX_EXPECTED, 2 * max_num_seqs)
         self.late: dict[str, Request] = {}
         """By id, the requests whose leases end once the steps in flight are read."""
+        self.num_steps_read = 0
+        """Later ones that were launched are in flight; see `Request.last_step`."""
         self.next_expect_time = 0.0
         """When `expect_next` is due."""
 
@@ -114,7 +116,7 @@ class AdapterLeases:
 
     def give_back(self, request: Request) -> None:
         """End the request's lease, if it has one: at once, or once no step in flight uses it."""
-        if request.lease and request.num_steps_in_flight:
+        if request.lease and request.last_step > self.num_steps_read:
             self.late[request.request_id] = request
         elif request.request_id not in self.late:
             self._manager.release(request.request_id)
@@ -123,7 +125,7 @@ class AdapterLeases:
     def give_back_late(self) -> None:
         """End the leases that no step in flight uses any more."""
         for request_id, request in tuple(self.late.items()):
-            if not request.num_steps_in_flight:
+            if request.last_step <= self.num_steps_read:
                 del self.late[request_id]
                 self._manager.release(request_id)
 

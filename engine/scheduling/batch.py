@@ -243,8 +243,10 @@ class Step:
             num_prefill_tokens=self._num_prefill_tokens,
             num_decodes=len(self.decodes),
             num_context_tokens=sum(
-                request.num_computed_tokens - request.kv.num_evicted
-                for request in chain(self.decodes, self._prefills)
+                [
+                    request.num_computed_tokens - request.kv.num_evicted
+                    for request in chain(self.decodes, self._prefills)
+                ]
             ),
             num_draft_tokens=self.num_draft_tokens,
         )

@@ -13,7 +13,7 @@ Torch-free; takes its clock and everything it decides over as arguments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -68,6 +68,9 @@ class SchedulerLimits:
     """Steps that are in flight together, each with other requests: one per stage of a pipeline."""
     kv_block_bytes: tuple[int, ...] = ()
     """Per KV group, what swapping a block moves; empty: nothing is known, and swapping is free."""
+
+
+_tenant_id = attrgetter("tenant_id")
 
 
 class Schedule(NamedTuple):
@@ -125,10 +128,8 @@ class Scheduler:
             swap_costs=self._swap_costs,
             tenant_cap=limits.tenant_cap,
         )
-        self._outputs: list[tuple[Request, int]] = []
-        """Requests and how many tokens were appended to each; not charged yet."""
         self._last_shape = StepShape(0, 0, 0)
-        self._num_steps_in_flight = 0
+        self._num_steps_launched = 0
         self._is_ahead = False
         """Whether the last step was scheduled while another was in flight."""
         self._is_held_up = False
@@ -272,7 +273,6 @@ class Scheduler:
         """
         if self._requests.get(request.request_id) is not request:
             return
-        self._charge_outputs()  # before it leaves: its end may change who waits
         del self._requests[request.request_id]
         request.has_ended = True
         self._deadlines.remove(request)
@@ -379,7 +379,7 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the next step, hand out its blocks and take its leases."""
         now, limits = self._clock(), self.limits
-        self._is_ahead = self._num_steps_in_flight > 0
+        self._is_ahead = self._num_steps_launched > self._leases.num_steps_read
         self._running.kv_shares.clear()
         step = Step(
             budget=limits.max_num_batched_tokens,
@@ -413,50 +413,54 @@ class Scheduler:
     def note_launch(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Take note that a step with these sequences is in flight: the next one goes on from them.
 
-        Its tokens are pending until `append`, and its blocks unpublished until `advance`.
+        Its tokens are pending and its blocks unpublished until `take`.
         """
-        self._num_steps_in_flight += 1
+        self._num_steps_launched = number = self._num_steps_launched + 1
         for request, num_tokens, num_draft_tokens, start, samples, _ in sequences:
-            request.num_steps_in_flight += 1
+            request.last_step = number
             end = request.num_computed_tokens = start + num_tokens - num_draft_tokens
             # The last token is never computed.
             if samples and end + 1 < request.max_num_tokens:
                 request.num_pending_tokens = end + 1 - len(request.token_ids)
 
-    def note_read(self, sequences: Iterable[ScheduledSequence]) -> None:
-        """Take note that the output of the step with these sequences was read, the first of those
-        in flight; charge the tokens that it has given."""
-        self._num_steps_in_flight -= 1
-        for request, *_ in sequences:
-            request.num_steps_in_flight -= 1
-        self._charge_outputs()
+    def note_read(self) -> None:
+        """Take note that the output of the first step in flight was read."""
+        self._leases.num_steps_read += 1
         if self._leases.late:
             self._leases.give_back_late()
 
-    def advance(self, sequence: ScheduledSequence, num_accepted: int = 0) -> None:
-        """Take note that the step's output for this sequence is right; publish the blocks it
-        filled.
+    def take(self, outputs: Iterable[tuple[ScheduledSequence, list[int], int]]) -> None:
+        """Take note that the step's output for these sequences is right: append what was sampled,
+        charge it, and publish the blocks that the step filled.
 
-        `num_accepted`: how many tokens of its draft turned out right and were appended before. The
-        others' positions will be written again, and their blocks are given back.
+        Each comes with its new tokens, none where nothing was sampled, and how many tokens of its
+        draft are among them. The positions of the others will be written again, and their blocks
+        are given back.
         """
-        request, num_tokens, num_draft_tokens, start, _, _ = sequence
-        kv, end = request.kv, start + num_tokens - num_draft_tokens + num_accepted
-        if end > kv.num_tokens_handled:
-            self._kv.advance(kv, request.namespace, request.token_ids, end)
-        if self._is_ahead:
-            return  # no draft tokens, and the blocks may be those of a later step
-        request.num_computed_tokens = end
-        if kv.num_writable - end > self.limits.block_size:
-            self._kv.shrink(kv, end + 1)
-
-    def append(self, request: Request, token_ids: list[int]) -> None:
-        """Add what was sampled for the request: its tenant's service, charged by the next `finish`
-        or `note_read`, before anything reads it."""
-        request.token_ids += token_ids
-        if request.num_pending_tokens:
-            request.num_pending_tokens = max(request.num_pending_tokens - len(token_ids), 0)
-        self._outputs.append((request, len(token_ids)))
+        is_ahead, block_size = self._is_ahead, self.limits.block_size
+        weight = self.counters.output_weight
+        charged: list[Request] = []
+        services: list[float] = []
+        for sequence, token_ids, num_accepted in outputs:
+            request, num_tokens, num_draft_tokens, start, _, _ = sequence
+            if token_ids:
+                request.token_ids += token_ids
+                if not request.is_background:  # which is free, as in `_charge`
+                    charged.append(request)
+                    services.append(weight * len(token_ids))
+                if request.num_pending_tokens:
+                    left = request.num_pending_tokens - len(token_ids)
+                    request.num_pending_tokens = max(left, 0)
+            kv, end = request.kv, start + num_tokens - num_draft_tokens + num_accepted
+            if end > kv.num_tokens_handled:
+                self._kv.advance(kv, request.namespace, request.token_ids, end)
+            if is_ahead:
+                continue  # no draft tokens, and the blocks may be those of a later step
+            request.num_computed_tokens = end
+            if kv.num_writable - end > block_size:
+                self._kv.shrink(kv, end + 1)
+        if charged:
+            self._charge_outputs(charged, services)
 
     def observe(self, batch: ScheduledBatch, seconds: float, swap_seconds: float = 0.0) -> None:
         """Learn what the step cost; `swap_seconds` of it went into swapping."""
@@ -475,20 +479,11 @@ class Scheduler:
         service = self.counters.charge(request.tenant_id, input_tokens)
         self._waiting.charge(request, service)
 
-    def _charge_outputs(self) -> None:
-        """Charge what was appended, each request as `_charge` does."""
-        if not self._outputs:
-            return
-        weight = self.counters.output_weight
-        outputs = [
-            (request, weight * num_tokens)
-            for request, num_tokens in self._outputs
-            if not request.is_background
-        ]
-        self._outputs.clear()
-        self.counters.add_each([(request.tenant_id, service) for request, service in outputs])
+    def _charge_outputs(self, requests: Sequence[Request], services: Sequence[float]) -> None:
+        """Charge each request's tenant and queue, as `_charge` does."""
+        self.counters.add_each(zip(map(_tenant_id, requests), services, strict=True))
         if self._waiting.tenants:
-            self._waiting.charge_each(outputs)
+            self._waiting.charge_each(zip(requests, services, strict=True))
 
     def _place_background(self, step: Step) -> None:
         """Let background requests stand back from others, or run if there are none."""
@@ -533,6 +528,7 @@ class Scheduler:
         """Continue every decoding request; return those that still have a prompt to compute."""
         prefills: list[Request] = []
         grow, preempted, decodes = self._kv.grow, step.preempted, step.decodes
+        new = tuple.__new__  # takes half as long as the class: it runs for each sequence
         budget, has_stages = self.limits.max_num_batched_tokens, False
         if self.limits.max_concurrent_batches > 1:
             budget, has_stages = self._decode_budget(), True
@@ -551,7 +547,8 @@ class Scheduler:
                 or self._preemption.make_room(request, 1, step)
             ):
                 lease = request.lease if num_computed >= request.adapter_start else None
-                decodes[request] = ScheduledSequence(request, 1, 0, num_computed, True, lease)
+                row = (request, 1, 0, num_computed, True, lease)
+                decodes[request] = new(ScheduledSequence, row)
                 if num_computed < request.num_prompt_tokens:
                     self._charge_prompt(request, 1)
         return prefills

@@ -6,8 +6,9 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.draft import Draft
+from loraplex.engine.execution.runner import StepRequests, chunk_of
 from loraplex.engine.kv.prefix_cache import CacheNamespace
-from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks, block_table
 from loraplex.engine.messages import GenerationRequest, Pooling
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
@@ -187,3 +188,21 @@ def test_suspects_of_one_adapter_share_their_passes() -> None:
     assert list(parts_of(sequences)) == [(plain,), (first, second), (other,)]
     assert list(parts_of(sequences)) == [(other, second, plain), (first,)]
     assert list(parts_of(sequences)) == [sequences]
+
+
+def test_decodes_by_column_are_the_chunks_of_their_sequences_in_every_step() -> None:
+    requests = tuple(make_request(length, computed=length - 1) for length in (3, 6, 9))
+    columns = StepRequests.of(requests)
+    for step in range(4):
+        changed = requests[step % 3]
+        changed.kv.tables[0] = block_table([step + 1])
+        changed.kv.num_evicted += step  # as a compaction does
+        if step:
+            for request in requests:
+                request.num_computed_tokens += 1
+                request.token_ids.append(20 + step)
+        if step == 3:
+            changed.token_ids.pop()  # it is pending
+        sequences = [ScheduledSequence.of(request, 1) for request in requests]
+        found = columns.decodes([sequence.start for sequence in sequences])
+        assert list(found) == [chunk_of(sequence) for sequence in sequences]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import random
 
 import pytest
@@ -97,6 +98,18 @@ def test_keys_depend_on_the_secret() -> None:
     fields = (NAMESPACE, ROOT_KEY, (1, 1, 1, 1))
     assert ours.key(*fields) == ours.key(*fields)
     assert ours.key(*fields) != theirs.key(*fields)
+
+
+def test_a_key_is_the_keyed_hash_of_all_fields_with_their_lengths() -> None:
+    secret, parent, token_ids = b"s" * 32, b"p" * 32, (70_000, 2, 3, 4)
+    namespace = CacheNamespace("acme", "runtime", AdapterKey("acme", "sha256:1"), "label", 5, 7)
+    tokens = b"tokens:" + b"".join(token.to_bytes(4, "little") for token in token_ids)
+    for before in (ROOT_KEY, parent):
+        fields = (namespace.encode(), b"parent:" + before, tokens)
+        framed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+        expected = hashlib.blake2b(framed, key=secret, digest_size=32).digest()
+        hasher = PrefixHasher(len(token_ids), secret=secret)
+        assert hasher.key(namespace, before, token_ids) == expected
 
 
 def test_a_chain_is_hashed_anew_from_where_its_tokens_or_namespace_differ() -> None:

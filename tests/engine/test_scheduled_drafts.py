@@ -112,8 +112,7 @@ def test_behind_the_accepted_tokens_a_request_keeps_room_for_the_next_one_only(
     assert batch is not None
     (sequence,) = batch.sequences
     assert sequence.num_draft_tokens == 9
-    bench.scheduler.append(request, [0] * (num_accepted + 1))
-    bench.scheduler.advance(sequence, num_accepted)
+    bench.scheduler.take([(sequence, [0] * (num_accepted + 1), num_accepted)])
     assert request.num_computed_tokens == prompt + 1 + num_accepted
     num_blocks = len(request.kv.tables[0])
     assert 0 <= num_blocks * BLOCK - request.num_computed_tokens <= BLOCK

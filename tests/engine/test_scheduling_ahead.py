@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.request import Request
-from loraplex.engine.scheduling.batch import ScheduledBatch
+from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from support.scheduling import BLOCK, SchedulerBench, counts
 
 KEY = AdapterKey("acme", "sha256:1")
@@ -41,27 +41,21 @@ def test_a_step_goes_on_from_tokens_that_are_not_known() -> None:
     assert (len(request.token_ids), request.num_pending_tokens) == (21, 1)
 
 
-def test_outputs_are_charged_before_a_request_ends_and_when_the_step_was_read() -> None:
+def test_outputs_are_charged_as_they_are_taken_and_those_of_background_requests_are_free() -> None:
     bench = SchedulerBench()
-    names = ("heavy", "light", "free")
+    weights = {"heavy": 4.0, "light": 0.5, "free": 1.0}
     heavy, light, free = (
-        bench.add(name, 4, 3, tenant=name, weight=weight, is_background=name == "free")
-        for name, weight in zip(names, (4.0, 0.5, 1.0), strict=True)
+        ScheduledSequence.of(
+            bench.add(name, 4, 3, tenant=name, weight=weight, is_background=name == "free"), 4
+        )
+        for name, weight in weights.items()
     )
-    step = launch(bench)
-    scheduler = bench.scheduler
-    before = {name: scheduler.counters.counter(name) for name in names}
-
-    def charged() -> list[float]:
-        return [scheduler.counters.counter(name) - before[name] for name in names]
-
-    scheduler.append(heavy, [0, 0])
-    scheduler.append(free, [0])
-    scheduler.finish(heavy)
-    assert charged() == [1.0, 0.0, 0.0]
-    scheduler.append(light, [0])
-    scheduler.note_read(step.sequences)
-    assert charged() == [1.0, 4.0, 0.0]
+    counter = bench.scheduler.counters.counter
+    before = {name: counter(name) for name in weights}
+    bench.scheduler.take([(heavy, [0, 0], 0), (free, [0], 0)])
+    assert [counter(name) - before[name] for name in weights] == [1.0, 0.0, 0.0]
+    bench.scheduler.take([(light, [0], 0), (heavy, [], 0)])
+    assert [counter(name) - before[name] for name in weights] == [1.0, 4.0, 0.0]
 
 
 def test_the_last_token_is_never_computed() -> None:

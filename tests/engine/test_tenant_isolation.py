@@ -81,10 +81,9 @@ class World:
         bench.scheduler.observe(batch, seconds)
         for sequence in batch.sequences:
             request = sequence.request
-            bench.scheduler.advance(sequence)
-            if request.num_remaining_tokens:
+            bench.scheduler.take([(sequence, [0] if sequence.samples else [], 0)])
+            if not sequence.samples:
                 continue
-            bench.scheduler.append(request, [0])
             tenant = request.request_id.partition("-")[0]
             self.num_tokens += 1
             if request.num_generated_tokens == 1:

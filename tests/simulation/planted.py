@@ -570,18 +570,19 @@ def answers_on_after_a_cancel(is_current: Any, self: Execution[Any], sequence: A
     return found
 
 
-@_plant(Execution, "_append")
+@_plant(Execution, "_announce")
 def delivers_tokens_a_step_late(
-    append: Any, self: Execution[Any], entry: Any, path: Any, generated: Any, output: Any
-) -> None:
+    announce: Any, self: Execution[Any], request: Any, path: Any, generated: Any
+) -> Any:
     """Two steps are in flight: there is time until the next one is read."""
     late = vars(self).setdefault("late", {})
-    requests, request = self._requests, entry.sequence.request
+    requests = self._requests
     with mock.patch.object(requests, "generate"):
-        append(self, entry, path, generated, output)
+        drawn = announce(self, request, path, generated)
     if before := late.pop(request, None):
         requests.generate(request, before)
     late[request] = generated
+    return drawn
 
 
 @_plant(Pipeline, "run")
@@ -623,15 +624,14 @@ def publishes_a_step_in_flight(launch: Any, self: Scheduler, sequences: Any) -> 
         self._kv.advance(request.kv, request.namespace, request.token_ids, num_known)
 
 
-@_plant(Scheduler, "advance")
-def gives_back_the_blocks_of_the_next_step(
-    advance: Any, self: Scheduler, sequence: Any, num_accepted: int = 0
-) -> None:
+@_plant(Scheduler, "take")
+def gives_back_the_blocks_of_the_next_step(take: Any, self: Scheduler, outputs: Any) -> None:
     """More blocks than computed tokens need are those of rejected draft tokens."""
-    advance(self, sequence, num_accepted)
-    kv, num_computed = sequence.request.kv, sequence.request.num_computed_tokens
-    if kv.num_writable - num_computed > self.limits.block_size:
-        self._kv.shrink(kv, num_computed + 1)
+    take(self, outputs)
+    for sequence, *_ in outputs:
+        kv, num_computed = sequence.request.kv, sequence.request.num_computed_tokens
+        if kv.num_writable - num_computed > self.limits.block_size:
+            self._kv.shrink(kv, num_computed + 1)
 
 
 @_plant(Preemption, "make_room")
@@ -943,32 +943,29 @@ def promises_blocks_twice(
 # --- speculation --------------------------------------------------------------------------------
 
 
-@_plant(Scheduler, "advance")
-def counts_rejected_tokens_as_computed(
-    advance: Any, self: Scheduler, sequence: ScheduledSequence, num_accepted: int = 0
-) -> None:
+@_plant(Scheduler, "take")
+def counts_rejected_tokens_as_computed(take: Any, self: Scheduler, outputs: Any) -> None:
     """The step has computed them."""
-    advance(self, sequence, sequence.num_draft_tokens)
+    take(self, [(each, token_ids, each.num_draft_tokens) for each, token_ids, _ in outputs])
 
 
-@_plant(Scheduler, "advance")
-def publishes_drafts(
-    advance: Any, self: Scheduler, sequence: ScheduledSequence, num_accepted: int = 0
-) -> None:
+@_plant(Scheduler, "take")
+def publishes_drafts(take: Any, self: Scheduler, outputs: Any) -> None:
     """Their blocks are full."""
-    request, end = sequence.request, sequence.context_len
-    if sequence.num_draft_tokens:
-        drafted = [*request.token_ids[: end - sequence.num_draft_tokens], *request.draft.token_ids]
-        self._kv.advance(request.kv, request.namespace, drafted, end)
-    advance(self, sequence, num_accepted)
+    for sequence, *_ in outputs:
+        request, end, num_drafts = sequence.request, sequence.context_len, sequence.num_draft_tokens
+        if num_drafts:
+            drafted = [*request.token_ids[: end - num_drafts], *request.draft.token_ids]
+            self._kv.advance(request.kv, request.namespace, drafted, end)
+    take(self, outputs)
 
 
-@_plant(Execution, "_append")
-def keeps_the_draft(append: Any, self: Execution[Any], entry: Any, *drawn: Any) -> None:
+@_plant(Execution, "_go_on")
+def keeps_the_draft(go_on: Any, self: Execution[Any], entry: Any, *drawn: Any) -> None:
     """The next one replaces it."""
     request = entry.sequence.request
     draft = request.draft
-    append(self, entry, *drawn)
+    go_on(self, entry, *drawn)
     request.draft = draft
 
 
@@ -1016,9 +1013,8 @@ def charges_again_what_is_computed_again(
 
 
 @_plant(Scheduler, "_charge_outputs")
-def gives_outputs_away(charge_outputs: Any, self: Scheduler) -> None:
+def gives_outputs_away(charge_outputs: Any, self: Scheduler, *charged: Any) -> None:
     """Prompts are what takes long."""
-    self._outputs.clear()
 
 
 @_plant(VirtualTokenCounters, "_floor")

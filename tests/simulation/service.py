@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from loraplex.engine.request import Request
+from loraplex.engine.scheduling.batch import ScheduledSequence
 from loraplex.engine.scheduling.scheduler import Scheduler
 
 from .violation import Invariant, require
@@ -18,8 +20,7 @@ class ServiceChecks:
     def __init__(self, scheduler: Scheduler) -> None:
         self._counters = scheduler.counters
         self._charge = scheduler._charge
-        self._charge_outputs = scheduler._charge_outputs
-        self._scheduler = scheduler
+        self._take = scheduler.take
         self._deactivate = scheduler.counters.deactivate
         self._idled: set[str] = set()
         """Who was idle at some moment of this step."""
@@ -30,7 +31,7 @@ class ServiceChecks:
         self._active: dict[str, float] = {}
         """The counters of those that were active when the last step ended."""
         vars(scheduler)["_charge"] = self._note_charge
-        vars(scheduler)["_charge_outputs"] = self._note_outputs
+        vars(scheduler)["take"] = self._note_outputs
         vars(self._counters)["deactivate"] = self._note_idle
 
     def _note_charge(self, request: Request, input_tokens: int) -> None:
@@ -38,11 +39,12 @@ class ServiceChecks:
         self._note_service(request, self._counters.input_weight * input_tokens)
         self._charge(request, input_tokens)
 
-    def _note_outputs(self) -> None:
-        for request, num_tokens in self._scheduler._outputs:
-            self._outputs[request.request_id] += num_tokens
-            self._note_service(request, self._counters.output_weight * num_tokens)
-        self._charge_outputs()
+    def _note_outputs(self, outputs: Sequence[tuple[ScheduledSequence, list[int], int]]) -> None:
+        for sequence, token_ids, _ in outputs:
+            request = sequence.request
+            self._outputs[request.request_id] += len(token_ids)
+            self._note_service(request, self._counters.output_weight * len(token_ids))
+        self._take(outputs)
 
     def _note_service(self, request: Request, service: float) -> None:
         if not request.is_background:  # which is free

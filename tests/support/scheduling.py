@@ -193,13 +193,11 @@ class SchedulerBench:
             request = sequence.request
             if request.has_ended:
                 continue
-            if sequence.draws:
-                self.scheduler.append(request, [0])
-            self.scheduler.advance(sequence)
+            self.scheduler.take([(sequence, [0] if sequence.draws else [], 0)])
             if sequence.draws and len(request.token_ids) == request.max_num_tokens:
                 self.scheduler.finish(request)
                 self.finished[request.request_id] = request.num_generated_tokens
-        self.scheduler.note_read(batch.sequences)
+        self.scheduler.note_read()
         if self.step_seconds:
             self.scheduler.observe(batch, self.step_seconds)
 
