@@ -63,15 +63,15 @@ TESTS = $(PYTEST_BY_FILE) --ignore tests/console --ignore tests/benchmarks
 test: $(INSTALLED) ## run the tests, but those marked slow and those of the console and of the benchmarks
 	$(TESTS) -m 'not slow and not ray' $(ARGS)
 
-test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing, long random walks, more model families; a sixth of the cases of each, or all: ALL=1
-	$(TESTS) -m 'slow and not ray' $(if $(ALL),,--slow-sample 6) $(ARGS)
+test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing, long random walks, more model families; a twelfth of the cases of each, or all: ALL=1
+	$(TESTS) -m 'slow and not ray' $(if $(ALL),,--slow-sample 12) $(ARGS)
 
 # The files of a worker share a server with sample data. Most of the time a browser waits.
 test-console: $(INSTALLED) ## run the console's tests in a browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/console $(ARGS)
 
-test-benchmarks: $(INSTALLED) ## run every benchmark at a small size
-	$(PYTEST_BY_FILE) tests/benchmarks $(ARGS)
+test-benchmarks: $(INSTALLED) ## run every benchmark at a small size; ALL=1: also the longest samples of evidence commands
+	$(PYTEST_BY_FILE) $(if $(ALL),,-m 'not slow') tests/benchmarks $(ARGS)
 
 test-postgres: $(INSTALLED) ## run the API's and the platform's tests with servers on a real PostgreSQL
 	LORAPLEX_TEST_DATABASE=postgres $(PYTEST_BY_FILE) tests/api tests/platform $(ARGS)
@@ -313,7 +313,7 @@ fleet-evidence: $(INSTALLED) ## kill and drain agents, engines and API servers o
 parallel-evidence: $(INSTALLED) ## divided bases against one rank and PEFT, killed ranks, memory of each rank, canaries, as JSON: ARGS='--only families --sample'
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.parallel_evidence $(ARGS)
 
-# `make test-benchmarks` runs the rest of it, and `make test-slow` kills ranks.
+# `make test-benchmarks ALL=1` runs the rest of it, and `make test-slow` kills ranks.
 parallel-sample: $(INSTALLED) ## the part of parallel-evidence that CI tries on its own
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.parallel_evidence --sample --only bytes
 
@@ -327,7 +327,7 @@ soak: $(INSTALLED) ## kill engines, servers and the database under load, let the
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.quiet_minutes
 	LORAPLEX_EXAMPLES=200 LORAPLEX_STEPS=50000 LORAPLEX_WHOLE=1 $(BIN)/python -m pytest --timeout 3600 \
 		tests/api/test_schemathesis.py tests/api/test_isolation_walk.py tests/api/test_faults.py \
-		tests/engine/test_fairness.py tests/platform/test_audit.py tests/migrations
+		tests/engine/test_fairness.py tests/platform/test_aliases.py tests/platform/test_audit.py tests/migrations
 
 base-evidence: $(INSTALLED) ## base folders, damaged and whole, and model types, tried, as JSON
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.base_evidence $(ARGS)

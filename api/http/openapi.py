@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -41,6 +42,8 @@ _ALWAYS = ("internal_error",)
 _WITH_PARAMETERS = ("invalid_parameter",)
 _WITH_PATH_PARAMETERS = ("not_found",)
 _MAX_NAMED_CODES = 4
+_BUILDING = threading.Lock()
+"""A document takes a second of CPU time, and threads that build it at once each take longer."""
 _RAW_SCHEMAS: Json = {
     "application/json": {"type": "object"},
     "application/jsonl": {"type": "string"},
@@ -166,9 +169,14 @@ def _parameter_schemas(operations: Sequence[_Operation], document: Json) -> Json
     }
 
 
-@lru_cache(maxsize=1)
 def openapi_json(app: FastAPI) -> bytes:
-    """The document as text, as committed and served."""
+    """The document as text, as committed and served; built once for all threads."""
+    with _BUILDING:
+        return _openapi_json(app)
+
+
+@lru_cache(maxsize=1)
+def _openapi_json(app: FastAPI) -> bytes:
     return (json.dumps(openapi_document(app), indent=1, ensure_ascii=False) + "\n").encode()
 
 

@@ -28,7 +28,7 @@ from support.evaluations import put_set, start
 from support.http_uploads import open_upload
 from support.published import DOCUMENT
 from support.samples import add_sample
-from support.server import Caller, ServerUnderTest
+from support.server import PATIENCE_SECONDS, Caller, ServerUnderTest
 from support.tuning_jobs import create as create_job
 from support.tuning_jobs import examples
 from support.webhooks import add_webhook
@@ -414,7 +414,7 @@ def test_a_route_answers_each_kind_of_caller_as_documented(
     route: str, server: ServerUnderTest, senders: dict[str, Sender]
 ) -> None:
     method, path = route.split(" ", 1)
-    with httpx.Client(base_url=server.url) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as http:
         for kind, sender in senders.items():
             if sender.is_signed_in and route in ENDS_THE_SESSION:
                 continue

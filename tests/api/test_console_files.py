@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loraplex.api.http.console_files import ConsoleFiles
 from support.console_policy import POLICY
-from support.server import ServerUnderTest
+from support.server import PATIENCE_SECONDS, ServerUnderTest
 
 PAGE = b"<!doctype html><title>console</title>"
 SCRIPT = b"console.log(1);" * 100
@@ -118,7 +118,8 @@ def test_a_page_changes_nothing(client: TestClient) -> None:
 def test_every_answer_says_what_a_browser_may_do_with_it(
     method: str, path: str, server: ServerUnderTest
 ) -> None:
-    answer = httpx.request(method, server.url + path, headers={"accept": "text/html"})
+    headers = {"accept": "text/html"}
+    answer = httpx.request(method, server.url + path, headers=headers, timeout=PATIENCE_SECONDS)
     assert "default-src 'none'" in _policy(answer.headers)
     assert "frame-ancestors 'none'" in _policy(answer.headers)
     assert "unsafe" not in _policy(answer.headers)

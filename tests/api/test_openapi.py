@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
 import schemathesis
+from fastapi import FastAPI
 
 from loraplex.api.app import create_app
 from loraplex.api.contract.error_codes import ERROR_CODES
 from loraplex.api.contract.request_model import RequestModel
 from loraplex.api.http.openapi import openapi_json
 from support.published import DOCUMENT, OPEN, PRINTED
-from support.server import ServerUnderTest
+from support.server import PATIENCE_SECONDS, ServerUnderTest
 
 UNSEEN = {
     # Refused before a route is known.
@@ -41,8 +44,22 @@ def test_the_document_is_current() -> None:
     assert PRINTED.read_bytes() == openapi_json(app), "run `make docs`"
 
 
+def test_threads_that_ask_at_once_wait_for_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, built = FastAPI(), []
+
+    def build(of: FastAPI) -> dict[str, Any]:
+        built.append(of)
+        time.sleep(0.05)
+        return {}
+
+    monkeypatch.setattr("loraplex.api.http.openapi.openapi_document", build)
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(openapi_json, [app] * 4)) == {b"{}\n"}
+    assert built == [app]
+
+
 def test_the_document_is_served_to_everybody(server: ServerUnderTest) -> None:
-    answer = httpx.get(f"{server.url}/openapi.json")
+    answer = httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE_SECONDS)
     assert answer.headers["content-type"] == "application/json"
     assert answer.content == PRINTED.read_bytes()
 

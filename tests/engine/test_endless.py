@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from loraplex.engine.messages import FinishReason
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, VOCAB_SIZE, save_family
+from support.marks import marked_slow
 from support.models import make_adapter
 
 CONTEXT, BLOCK_SIZE = 64, 8
@@ -64,7 +65,11 @@ def assert_greedy(base: Path, prompt: list[int], output: list[int], **inputs: An
         ("mistral-window", {}),
         ("llama", {"attention_window": 24, "attention_sinks": 0}),
         ("gpt_oss-sinks-window", {"attention_window": 24, "attention_sinks": 0}),
-        ("gemma3-window", {"attention_window": 24, "attention_sinks": 0}),
+        pytest.param(
+            "gemma3-window",
+            {"attention_window": 24, "attention_sinks": 0},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_output_far_beyond_the_context_is_that_of_the_dense_model(
@@ -152,7 +157,7 @@ def test_a_preempted_output_goes_on_beyond_the_context(
     assert engine.answers[request_id].token_ids == alone.token_ids
 
 
-@pytest.mark.parametrize("case", ["mistral-window", "mamba2"])
+@pytest.mark.parametrize("case", marked_slow(["mistral-window", "mamba2"], slow={"mistral-window"}))
 def test_what_a_request_holds_stays_the_same(case: str, tmp_path: Path) -> None:
     base = save_family(tmp_path / "base", *{**SERVED, **STATES}[case])
     engine = open_engine(base, tmp_path, prefix_caching=False)

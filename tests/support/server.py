@@ -48,6 +48,8 @@ FAKE_ENGINE = "support.fake_engine"
 """An engine without a model."""
 SMALL = ("--num-threads", "1", "--memory-gib", "0.5", "--host-cache-gib", "0.05")
 """Options of a server that leaves room for others on the machine."""
+PATIENCE_SECONDS = 60.0
+"""For an answer: the first `GET /openapi.json` builds the document, seconds on a busy machine."""
 _ANNOUNCEMENT = re.compile(rb"^Serving .* at (https?://\S+)/v1\n", re.MULTILINE)
 
 
@@ -63,15 +65,19 @@ class Caller:
     @cached_property
     def http(self) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60.0)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_SECONDS)
 
     @cached_property
     def openai(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0)
+        return OpenAI(
+            base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=PATIENCE_SECONDS
+        )
 
     @property
     def openai_async(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0)
+        return AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=PATIENCE_SECONDS
+        )
 
     def push(self, folder: Path, name: str, *, aliases: list[str] | None = None) -> dict[str, Any]:
         """Push through the CLI's own code; the version, ready."""

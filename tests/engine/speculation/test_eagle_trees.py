@@ -163,6 +163,7 @@ def test_the_tokens_are_those_of_plain_decoding(tmp_path: Path, temperature: flo
     assert answers(f"eagle_tree:{tmp_path / 'head'}") == answers()
 
 
+@pytest.mark.slow
 def test_trees_of_different_sizes_are_those_of_requests_alone(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:
@@ -219,6 +220,7 @@ def test_nothing_is_drafted_behind_a_token_that_ends_the_output(
     assert not any(stop in parents(draft) for draft in drafts(stop))
 
 
+@pytest.mark.slow
 def test_under_pressure_nothing_changes_and_nothing_leaks(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:
