@@ -395,6 +395,7 @@ def _open_border(
         costs=costs,
         clock=clock,
         execute=runner.cache.execute,
+        num_given_back=lambda: runner.cache.num_given_back,
     )
 
 
