@@ -17,7 +17,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import AdapterManager, Tier
 from loraplex.engine.kv.blocks import KvBlocks
-from loraplex.engine.kv.layout import KvGroup, SwapIn, SwapOut
+from loraplex.engine.kv.layout import GiveBackBlocks, KvGroup, KvOperation, SwapIn, SwapOut
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.memory.border import Border
 from loraplex.engine.memory.budget import Bounds
@@ -194,6 +194,8 @@ class Simulation:
             clock=self.clock,
         )
         self.border: Border | HostBorder | None = None
+        self.num_given_back = 0
+        """Blocks."""
         self.first_token_seconds: dict[str, float] = {}
         self._sent: dict[str, float] = {}
 
@@ -232,6 +234,7 @@ class Simulation:
         if self.border:
             self.border.poll()
         batch = self.scheduler.schedule().batch
+        self._give_back(self.kv.operations.take() if batch is None else batch.operations)
         if batch is None:
             self.now += TICK_SECONDS
             return
@@ -247,6 +250,13 @@ class Simulation:
         self.now += seconds + swap_seconds
         self._process(batch)
         self.scheduler.observe(batch, seconds + swap_seconds, swap_seconds)
+
+    def _give_back(self, operations: Iterable[KvOperation]) -> None:
+        self.num_given_back += sum(
+            len(operation.block_ids)
+            for operation in operations
+            if isinstance(operation, GiveBackBlocks)
+        )
 
     def _process(self, batch: ScheduledBatch) -> None:
         ended = []
@@ -298,6 +308,7 @@ def divide_device(part: float, *, moves: bool) -> Simulation:
             costs=simulation.costs,
             clock=simulation.clock,
             execute=lambda operations: None,
+            num_given_back=lambda: simulation.num_given_back,
         )
     return simulation
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,15 +89,13 @@ def _open_arena(
     memory: Tensor | None,
 ) -> Arena:
     layout, num_bytes = base.part.layout, plan.arena_bytes
-    if followers is None:
-        most_bytes = plan.border.most_adapters if plan.border else 0
-        return Arena(
-            *(layout, num_bytes, base.dtype, base.device),
-            pace=pace,
-            reserved_bytes=most_bytes,
-            memory=memory,
-        )
-    return LeaderArena(followers, layout, num_bytes, base.dtype, base.device, pace=pace)
+    make = Arena if followers is None else partial(LeaderArena, followers)
+    return make(
+        *(layout, num_bytes, base.dtype, base.device),
+        pace=pace,
+        reserved_bytes=plan.border.most_adapters if plan.border else 0,
+        memory=memory,
+    )
 
 
 def _open_shared_memory(base: BaseModel, plan: MemoryPlan) -> Tensor | None:

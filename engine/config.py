@@ -411,7 +411,7 @@ class EngineConfig:
         if self.num_ranks > 1:
             raise InvalidParameter(
                 "host_bytes",
-                "in a group of ranks the border is fixed; set --host-cache-gib and --swap-gib",
+                "is not supported in a group of ranks; set --host-cache-gib and --swap-gib",
             )
 
     def _check_prefix_disk(self) -> None:

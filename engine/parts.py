@@ -26,7 +26,7 @@ from .kv.layout import STATE_WINDOW
 from .kv.tier_key import hash_secret, new_tier_key
 from .memory.border import Border
 from .memory.device_peak import measure_peak
-from .memory.divided_memory import DividedMemory, divide_memory
+from .memory.divided_memory import open_divided_memory
 from .memory.host_border import HostBorder
 from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
@@ -146,7 +146,9 @@ def _open_parts(
                 plan.kv_groups,
                 plan.host.num_slots,
                 plan.num_open_slots,
+                plan.kv_block_bytes,
                 plan.arena_bytes,
+                plan.border,
                 plan.max_model_len,
             )
         )
@@ -154,7 +156,13 @@ def _open_parts(
         locate_base(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
     )
     utilization = _open_utilization(config, base)
-    memory = _divide_memory(config, base, plan)
+    memory = open_divided_memory(
+        plan.border,
+        plan.kv_groups,
+        plan.kv_block_bytes,
+        has_spare_block=serves_graphs(config, base),
+        device=base.device,
+    )
     tiers = open_adapter_tiers(
         config,
         base,
@@ -267,22 +275,6 @@ def _open_utilization(config: EngineConfig, base: BaseModel) -> Utilization:
     return Utilization(peak)
 
 
-def _divide_memory(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> DividedMemory | None:
-    """The memory in which the border between arena and KV blocks moves; None: each side has its
-    own."""
-    if plan.border is None:
-        return None
-    index = _moving_group(plan)
-    if not plan.kv_groups[index].gives_end:
-        return None
-    return divide_memory(
-        plan.border,
-        plan.kv_block_bytes[index],
-        has_spare_block=serves_graphs(config, base),
-        device=base.device,
-    )
-
-
 def _moving_group(plan: MemoryPlan) -> int:
     """The index of the KV group whose blocks come and go; there is one if the border moves."""
     (index,) = (index for index, group in enumerate(plan.kv_groups) if group.may_move)
@@ -325,6 +317,7 @@ def _open_runner(
         device=base.device,
         num_swap_slots=plan.host.num_slots,
         has_stages=config.pipeline_parallel_size > 1,
+        block_memory=blocks,
         has_spare_blocks=captures,
         num_open_slots=plan.num_open_slots,
     )
@@ -395,6 +388,7 @@ def _open_border(
         costs=costs,
         clock=clock,
         execute=runner.cache.execute,
+        num_given_back=lambda: runner.cache.num_given_back,
     )
 
 

@@ -131,14 +131,15 @@ class BlockPool:
         self._meters[target] = self._meters[source]
         self._read_at[target] = self._read_at[source]
 
-    def restore(self, count: int) -> None:
+    def restore(self, count: int) -> list[int]:
         """Take withdrawn blocks into use again, those that were withdrawn last and before any other
         free block; there must be as many."""
         assert count <= len(self._withdrawn), "only what was withdrawn is restored"
-        for _ in range(count):
-            block_id = self._withdrawn.pop()
+        block_ids = [self._withdrawn.pop() for _ in range(count)]
+        for block_id in block_ids:
             self._free[self._tickets[block_id]] = block_id
             self.forget(block_id)
+        return block_ids
 
     def share(self, block_ids: Iterable[int]) -> float:
         """Add a holder to blocks whose content is reused; returns the sum of their meters."""

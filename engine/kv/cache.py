@@ -28,6 +28,7 @@ from .layout import (
     GiveUpSlots,
     KvGroup,
     KvOperation,
+    RestoreBlocks,
     SwapIn,
     SwapOut,
     ToDisk,
@@ -199,20 +200,27 @@ class KvCache:
                 zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
             )
         ]
+        self._num_usable = [group.num_usable for group in groups]
+        self.num_given_back = 0
+        """Blocks whose memory was given back, restored since or not."""
         self._on_the_way: deque[_OnTheWay] = deque()
         self.disk: DiskBlocks | None = None
         """Where prefixes are written and read; None: no operation names the disk."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all blocks that have an address."""
+        """Bytes of the usable blocks, the null blocks and the spare ones."""
         tensors = [
-            tensor[:, : group.num_reserved + self._num_spare]
-            for group, own in zip(self.groups, self._tensors, strict=True)
+            tensor[:, : 1 + self.num_usable(index) + self._num_spare]
+            for index, own in enumerate(self._tensors)
             for tensor in own
         ]
         tensors += [tensor for opened in self._open for tensor in opened.tensors]
         return sum(tensor.nbytes for tensor in tensors)
+
+    def num_usable(self, group: int) -> int:
+        """The blocks of a group that sequences can hold, after the operations so far."""
+        return self._num_usable[group]
 
     @property
     def device(self) -> torch.device:
@@ -288,6 +296,10 @@ class KvCache:
                     self.disk.execute(operation, self._tensors, self._host)
                 case GiveBackBlocks(group, block_ids):
                     self._give_back(group, block_ids)
+                    self._num_usable[group] -= len(block_ids)
+                    self.num_given_back += len(block_ids)
+                case RestoreBlocks(group, block_ids):
+                    self._num_usable[group] += len(block_ids)
                 case GiveUpSlots(group, host_slots, first_place):
                     self._land()
                     self._host[group].give_up(host_slots, first_place)

@@ -19,6 +19,7 @@ from .layout import (
     GiveUpSlots,
     KvGroup,
     OperationLog,
+    RestoreBlocks,
     SwapIn,
     SwapOut,
     ZeroBlocks,
@@ -364,7 +365,8 @@ class GroupBlocks:
 
     def restore(self, count: int) -> None:
         """Take withdrawn blocks into use again; there must be as many."""
-        self.pool.restore(count)
+        if block_ids := self.pool.restore(count):
+            self._operations.add(RestoreBlocks(self.index, tuple(block_ids)))
 
     def withdraw_slots(self, count: int) -> None:
         """Take free host slots out of use and let others have the memory of as many places; there

@@ -182,6 +182,14 @@ class GiveBackBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreBlocks:
+    """Blocks whose memory was returned are in use again."""
+
+    group: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUpSlots:
     """Let these host slots, which are out of use, have the places from `first_place` on, whose
     memory others get. What is there moves to the places that these slots had, and leaves zeros."""
@@ -197,6 +205,7 @@ KvOperation = (
     | SwapOut
     | SwapIn
     | GiveBackBlocks
+    | RestoreBlocks
     | GiveUpSlots
     | ToDisk
     | FromDisk

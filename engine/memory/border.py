@@ -39,13 +39,18 @@ class Border:
         costs: StepCosts,
         clock: Callable[[], float],
         execute: Callable[[Sequence[KvOperation]], None],
+        num_given_back: Callable[[], int],
     ) -> None:
         """`block_bytes`, `block_size`: of a block of the group that gives and gets blocks.
-        `execute`: executes operations behind the steps in flight."""
+        `execute`: executes operations behind the steps in flight. `num_given_back`: blocks whose
+        memory the cache has given back so far."""
         (self._group,) = (group for group in kv.groups if group.layout.may_move)
         self._kv, self._block_bytes, self._block_size = kv, block_bytes, block_size
         self._manager, self._scheduler, self._costs = manager, scheduler, costs
         self._clock, self._execute = clock, execute
+        self._num_given_back = num_given_back
+        self._num_taken = 0
+        """Blocks that the KV cache was told to give back so far."""
         self._bounds = bounds
         self._budget = Budget(bounds, manager.arena_bytes, clock())
         self._group.ghosts.depth = bounds.reach // block_bytes
@@ -82,20 +87,27 @@ class Border:
 
     def _hand_over(self) -> None:
         """Give the spare bytes to the side that should have more, then take the rest of what it
-        should have from the other one: those are spare in the next call, after the step that gives
-        their memory back."""
+        should have from the other one: adapters get those once their memory is given back."""
         wanted, arena_bytes = self._budget.adapter_bytes, self._manager.arena_bytes
         if wanted <= arena_bytes:
             count = min(self._spare_bytes // self._block_bytes, self._group.pool.num_withdrawn)
             self._group.restore(count)
             return
         if self._spare_bytes >= wanted - arena_bytes:
-            self._manager.resize(wanted)
+            if self._is_given_back:
+                self._manager.resize(wanted)
             return
         missing = wanted - arena_bytes - self._spare_bytes
         self._take_blocks(min(-(-missing // self._block_bytes), self._num_to_spare))
 
+    @property
+    def _is_given_back(self) -> bool:
+        """Whether the memory of all withdrawn blocks is given back: stages of a pipeline do it in
+        their next step."""
+        return self._num_given_back() == self._num_taken
+
     def _take_blocks(self, count: int) -> None:
+        self._num_taken += count
         if not self._group.layout.gives_end:
             self._group.withdraw(count)
         elif count:

@@ -8,12 +8,14 @@ changes when the border moves: captured graphs keep theirs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..kv.block_memory import BlockMemory
+from ..kv.layout import KvGroup
 from .budget import Bounds
 
 ARENA_ALIGNMENT_BYTES = 256
@@ -27,6 +29,25 @@ class DividedMemory(NamedTuple):
     """Its last block is spare, if one was asked for: the arena never has it."""
     arena: Tensor
     """uint8: what adapters can have. What they have now is at its end."""
+
+
+def open_divided_memory(
+    bounds: Bounds | None,
+    groups: Sequence[KvGroup],
+    block_bytes: Sequence[int],
+    *,
+    has_spare_block: bool,
+    device: torch.device,
+) -> DividedMemory | None:
+    """The memory of the group that gives its end and of adapters; None: each has its own.
+
+    `block_bytes`: of a block of each group. Ranks whose blocks differ in size use the largest, so
+    that all divide their memory alike.
+    """
+    for group, size in zip(groups, block_bytes, strict=True):
+        if bounds is not None and group.gives_end:
+            return divide_memory(bounds, size, has_spare_block=has_spare_block, device=device)
+    return None
 
 
 def divide_memory(

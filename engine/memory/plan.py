@@ -128,7 +128,7 @@ def _may_move(config: EngineConfig, memory: DeviceMemory, base: BaseDemand) -> b
     back."""
     if config.arena_bytes is not None or config.kv_cache_bytes is not None:
         return False
-    if config.num_ranks > 1 or open_bytes_of(base.kv):
+    if open_bytes_of(base.kv):
         return False
     if divides_memory(memory):
         return config.kv_block_size % UNIT_BYTES == 0  # so that the parts of a block are aligned

@@ -69,7 +69,7 @@ class RankStats:
     """Of the process, as the system counts them: weights that are mapped from files included."""
     weight_bytes: int
     kv_bytes: int
-    """Of the whole KV cache, used or not."""
+    """The size of the KV cache."""
     arena_bytes: int
     """The arena's size."""
     arena_used_bytes: int

@@ -22,11 +22,13 @@ from ..kv.layout import (
     GiveUpSlots,
     KvGroup,
     KvOperation,
+    RestoreBlocks,
     SwapIn,
     SwapOut,
     ZeroBlocks,
 )
 from ..kv.sequence_blocks import BlockTable
+from ..memory.budget import Bounds
 from ..messages import RankStats
 from ..shards.rank_pulses import Pulse
 
@@ -59,7 +61,11 @@ class OpenPools(Message, frozen=True):
     kv_groups: tuple[KvGroup, ...]
     num_swap_slots: tuple[int, ...]
     num_open_slots: int | None
+    kv_block_bytes: tuple[int, ...]
+    """Of a block of each group, on the rank with the largest."""
     arena_bytes: int
+    border: Bounds | None
+    """How far the border between the arena and the KV cache may move; None: it is fixed."""
     max_model_len: int
 
 
@@ -144,6 +150,12 @@ class FreePlace(Message, frozen=True):
     placement: Placement
 
 
+class ResizeArena(Message, frozen=True):
+    """The arena has this many elements from now on."""
+
+    capacity: int
+
+
 # --- KV blocks, between steps --------------------------------------------------------------------
 
 
@@ -161,6 +173,14 @@ class SwapKvOut(Message, frozen=True):
 
 class SwapKvIn(Message, frozen=True):
     operation: SwapIn
+
+
+class GiveBackKv(Message, frozen=True):
+    operation: GiveBackBlocks
+
+
+class RestoreKv(Message, frozen=True):
+    operation: RestoreBlocks
 
 
 class MoveKv(Message, frozen=True):
@@ -258,6 +278,7 @@ class ForgetRequests(Message, frozen=True):
 JobCommand: TypeAlias = (
     ReadAdapter | CompleteAdapter | DropAdapters | CopyAdapter | MoveAdapter | EraseExtent
 )
+KvCommand: TypeAlias = ZeroKv | CopyKv | SwapKvOut | SwapKvIn | GiveBackKv | RestoreKv
 Command: TypeAlias = (
     StartRank
     | StoreValue
@@ -268,10 +289,8 @@ Command: TypeAlias = (
     | PublishAdapter
     | RetireAdapter
     | FreePlace
-    | ZeroKv
-    | CopyKv
-    | SwapKvOut
-    | SwapKvIn
+    | ResizeArena
+    | KvCommand
     | MoveKv
     | ClearKv
     | RunChunks
@@ -328,7 +347,7 @@ class RankReport(Message, frozen=True):
 Answer: TypeAlias = Joined | StoreSet | StoreGet | PulseReport | JobDone | RankReport
 
 
-def kv_command(operation: KvOperation) -> ZeroKv | CopyKv | SwapKvOut | SwapKvIn:
+def kv_command(operation: KvOperation) -> KvCommand:
     """The command to execute an operation on KV blocks."""
     match operation:
         case ZeroBlocks():
@@ -339,8 +358,12 @@ def kv_command(operation: KvOperation) -> ZeroKv | CopyKv | SwapKvOut | SwapKvIn
             return SwapKvOut(operation)
         case SwapIn():
             return SwapKvIn(operation)
-        case GiveBackBlocks() | GiveUpSlots():
-            raise AssertionError("in a group of ranks the border is fixed")
+        case GiveBackBlocks():
+            return GiveBackKv(operation)
+        case RestoreBlocks():
+            return RestoreKv(operation)
+        case GiveUpSlots():
+            raise AssertionError("in a group of ranks the border in host memory is fixed")
         case _:
             raise AssertionError("a group of ranks has no prefixes on disk")
 

@@ -23,6 +23,7 @@ from ..config import EngineConfig
 from ..execution.decode_graphs import open_decode_graphs, serves_graphs
 from ..execution.profiling import profile_along
 from ..kv.cache import KvCache
+from ..memory.divided_memory import open_divided_memory
 from ..memory.loader_duty import choose_duty
 from ..messages import RankStats
 from ..model.base_model import BaseModel
@@ -44,6 +45,7 @@ from .commands import (
     EraseExtent,
     ForgetRequests,
     FreePlace,
+    GiveBackKv,
     JobCommand,
     JobDone,
     MoveAdapter,
@@ -54,6 +56,8 @@ from .commands import (
     PublishAdapter,
     RankReport,
     ReadAdapter,
+    ResizeArena,
+    RestoreKv,
     RetireAdapter,
     RunChunks,
     StartRank,
@@ -139,8 +143,18 @@ class Follower:
             base.dtype,
             page_locked=base.device.type == "cuda",
         )
+        memory = open_divided_memory(
+            pools.border,
+            pools.kv_groups,
+            pools.kv_block_bytes,
+            has_spare_block=serves_graphs(config, base),
+            device=base.device,
+        )
         self.arena = FollowerArena(
-            base.part.layout, pools.arena_bytes, base.dtype, base.device, pace=self._pace
+            *(base.part.layout, pools.arena_bytes, base.dtype, base.device),
+            pace=self._pace,
+            reserved_bytes=pools.border.most_adapters if pools.border else 0,
+            memory=memory.arena if memory else None,
         )
         base.attach_arena(self.arena)
         self._cache = KvCache(
@@ -150,6 +164,7 @@ class Follower:
             kv_format=base.kv_format,
             device=base.device,
             num_swap_slots=pools.num_swap_slots,
+            block_memory=memory.blocks if memory else None,
             has_spare_blocks=serves_graphs(config, base),
             num_open_slots=pools.num_open_slots,
         )
@@ -163,7 +178,7 @@ class Follower:
             is_shared=True,
         )
         self.steps = FollowerSteps(base, self._cache, self.arena, ranks, drafting_parts, graphs)
-        self._memory = RankMemory(rank, base, self.arena, kv_bytes=self._cache.num_bytes)
+        self._memory = RankMemory(rank, base, self.arena, self._cache)
         self._report_time = 0.0
         """When the next report is due."""
 
@@ -202,6 +217,8 @@ class Follower:
                 self.steps.masses.forget(request_ids)
             case ZeroKv(operation) | CopyKv(operation) | SwapKvOut(operation) | SwapKvIn(operation):
                 self._cache.execute([operation])
+            case GiveBackKv(operation) | RestoreKv(operation):
+                self._cache.execute([operation])
             case MoveKv(tables, sources, targets):
                 self._cache.move(unpack_tables(tables), sources, targets)
             case ClearKv(tables, start, end):
@@ -216,6 +233,8 @@ class Follower:
                 self.arena.retire(placement)
             case FreePlace(placement):
                 self.arena.free(placement)
+            case ResizeArena(capacity):
+                self.arena.resize(capacity)
             case ReadAdapter(_, key, paths, extent):
                 self._begin(command, lambda: self._read(key, paths, extent))
             case CompleteAdapter(_, key, squares):

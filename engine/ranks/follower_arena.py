@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from ...adapters.arena import Arena
-from ...adapters.extents import Placement
+from ...adapters.extents import Extent, Placement
 from ...adapters.host_cache import HostBlock
+from ..errors import StaleExtent
 
 
 class FollowerArena(Arena):
-    """An arena whose rows and extents are chosen elsewhere."""
+    """An arena whose rows and extents are chosen elsewhere. Raises StaleExtent if one of its
+    adapters is not within its capacity."""
+
+    def resize(self, capacity: int) -> None:
+        """See `Arena.resize`."""
+        for occupant in self._occupants.values():
+            _check_within(occupant.extent, capacity)
+        super().resize(capacity)
 
     def occupy(self, placement: Placement, block: HostBlock) -> None:
         """Note the place of a block. Its row stays invisible until `publish`."""
@@ -25,5 +33,11 @@ class FollowerArena(Arena):
         self._let_go(placement)
 
     def _make_room(self, placement: Placement) -> None:
+        _check_within(placement.extent, self.capacity)
         while placement.row >= len(self._generations):
             self._double_rows()
+
+
+def _check_within(extent: Extent, capacity: int) -> None:
+    if extent.end > capacity:
+        raise StaleExtent

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ...adapters.arena import Arena
 from ...adapters.block import PlacedExtra
@@ -27,6 +28,7 @@ from .commands import (
     PlaceAdapter,
     PlaceAgain,
     PublishAdapter,
+    ResizeArena,
     RetireAdapter,
 )
 from .followers import Followers
@@ -44,10 +46,21 @@ class LeaderArena(Arena):
         device: torch.device,
         *,
         pace: Pace,
+        reserved_bytes: int,
+        memory: Tensor | None,
     ) -> None:
         """See `Arena`."""
-        super().__init__(layout, capacity_bytes, dtype, device, pace=pace)
+        super().__init__(
+            *(layout, capacity_bytes, dtype, device),
+            pace=pace,
+            reserved_bytes=reserved_bytes,
+            memory=memory,
+        )
         self._followers = followers
+
+    def resize(self, capacity: int) -> None:
+        super().resize(capacity)
+        self._followers.tell(ResizeArena(self.capacity))
 
     def place(
         self,

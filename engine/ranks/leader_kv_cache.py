@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..kv.block_memory import BlockMemory
 from ..kv.cache import KvCache, KvFormat
 from ..kv.groups import LayerKvShape
 from ..kv.layout import KvGroup, KvOperation
@@ -28,6 +29,7 @@ class LeaderKvCache(KvCache):
         device: torch.device,
         num_swap_slots: Sequence[int],
         has_stages: bool,
+        block_memory: BlockMemory | None,
         has_spare_blocks: bool,
         num_open_slots: int | None,
     ) -> None:
@@ -40,6 +42,7 @@ class LeaderKvCache(KvCache):
             kv_format=kv_format,
             device=device,
             num_swap_slots=num_swap_slots,
+            block_memory=block_memory,
             has_spare_blocks=has_spare_blocks,
             num_open_slots=num_open_slots,
         )

@@ -6,6 +6,7 @@ import os
 import socket
 
 from ...adapters.arena import Arena
+from ..kv.cache import KvCache
 from ..messages import RankStats
 from ..model.base_model import BaseModel
 
@@ -13,13 +14,11 @@ from ..model.base_model import BaseModel
 class RankMemory:
     """Measures one rank."""
 
-    def __init__(self, rank: int, base: BaseModel, arena: Arena, *, kv_bytes: int) -> None:
-        """`kv_bytes`: see `RankStats`."""
+    def __init__(self, rank: int, base: BaseModel, arena: Arena, cache: KvCache) -> None:
         self._rank = rank
-        self._arena = arena
+        self._arena, self._cache = arena, cache
         self._stage = base.stages.place.stage
         self._weight_bytes = base.weight_bytes
-        self._kv_bytes = kv_bytes
 
     def measure(self, *, host_bytes: int, host_used_bytes: int) -> RankStats:
         """The memory now. The arguments: size and use of the adapters' host memory."""
@@ -27,7 +26,7 @@ class RankMemory:
             self._rank,
             resident_bytes=_resident_bytes(),
             weight_bytes=self._weight_bytes,
-            kv_bytes=self._kv_bytes,
+            kv_bytes=self._cache.num_bytes,
             arena_bytes=self._arena.capacity_bytes,
             arena_used_bytes=sum(self._arena.row_bytes.values()),
             host_bytes=host_bytes,

@@ -13,7 +13,7 @@ class RankReports:
     def __init__(self, parts: EngineParts) -> None:
         self._host = parts.tiers.host
         self._followers = parts.group.followers if parts.group else None
-        self._own = RankMemory(0, parts.base, parts.tiers.arena, kv_bytes=parts.runner.kv_bytes)
+        self._own = RankMemory(0, parts.base, parts.tiers.arena, parts.runner.cache)
 
     def read(self) -> list[RankStats]:
         """In the order of the ranks; empty for an engine of one rank."""

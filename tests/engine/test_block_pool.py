@@ -100,7 +100,7 @@ def test_withdrawn_blocks_are_out_of_use_until_they_are_restored() -> None:
     assert (pool.num_usable, pool.num_free, pool.num_withdrawn) == (3, 1, 2)
     pool.check_integrity()
     assert pool.allocate(2) is None
-    pool.restore(1)
+    assert pool.restore(1) == [4]
     assert pool.num_usable == 4
     assert pool.allocate(1) == [4]
     pool.check_integrity()

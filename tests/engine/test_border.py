@@ -3,50 +3,30 @@ as on the CPU, and in one memory as on CUDA."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch import Tensor
 
-from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.record import Departure
 from loraplex.engine.memory import plan
 from loraplex.engine.memory.border import Border
 from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.reports.memory import map_memory
-from support.borders import swing
+from support.borders import between_the_sides, open_engine, open_moving, serve, swing
 from support.eagle import save_random_head
-from support.engine import LocalEngine
+from support.engine import MIB, LocalEngine
 from support.models import make_adapter
 
-MIB = 1 << 20
 NUM_ADAPTERS = 6
 BLOCK_BYTES = 8192
 """Of 16 tokens of the tiny base in fp32."""
-SHARED = [7 * index % 90 + 3 for index in range(40)]
 
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> list[Path]:
     folder = tmp_path_factory.mktemp("adapters")
     return [make_adapter(tiny_base, folder / str(seed), seed=seed) for seed in range(NUM_ADAPTERS)]
-
-
-def open_engine(model: Path, folder: Path, **config: object) -> LocalEngine:
-    """In fp32, with a small batch: 32 blocks of KV for a full one."""
-    return LocalEngine(
-        model,
-        folder,
-        dtype="float32",
-        max_model_len=128,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        host_cache_bytes=MIB,
-        **config,
-    )
 
 
 @pytest.fixture(params=["own", "divided"])
@@ -58,38 +38,10 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture
 def moving(tiny_base: Path, tmp_path: Path, memory: str) -> Iterator[LocalEngine]:
-    """An engine with no fixed border, whose arena holds from two adapters to all."""
     engine = open_moving(tiny_base, tmp_path)
     assert (engine.core.parts.kv.groups[0].layout.gives_end) == (memory == "divided")
     yield engine
     engine.core.close()
-
-
-def open_moving(model: Path, folder: Path, *, num_mib: int = 3, **config: object) -> LocalEngine:
-    pools = {"kv_cache_bytes": None, "arena_bytes": None, "memory_bytes": num_mib * MIB}
-    return open_engine(model, folder, **pools, **config)
-
-
-def serve(engine: LocalEngine, folders: list[Path], **request: Any) -> list[list[int]]:
-    """The tokens of requests with shared beginnings, for the base and every adapter, some at once,
-    each adapter again and again."""
-    keys: list[AdapterKey | None] = [None, *(engine.add_adapter(folder) for folder in folders)]
-    rng = random.Random(0)
-    tokens = []
-    for _ in range(6):
-        names = [
-            engine.submit(
-                [*SHARED[: rng.choice((16, 33, 40))], rng.randrange(90)],
-                rng.choice(keys),
-                max_tokens=12,
-                ignore_eos=True,
-                **request,
-            )
-            for _ in range(8)
-        ]
-        engine.run()
-        tokens += [engine.answers[name].token_ids for name in names]
-    return tokens
 
 
 @pytest.fixture(scope="module")
@@ -168,26 +120,14 @@ def test_blocks_move_under_running_requests_behind_a_step_in_flight_and_leave_ze
         Border.poll(border)
         now = [request.kv.tables[0] for request in parts.scheduler.requests()]
         num_held += sum(one is not other for one, other in zip(held, now, strict=True))
-        assert not between_the_sides(engine).any()
+        arena, cache = parts.tiers.arena, parts.runner.cache
+        assert not between_the_sides(arena, cache, group.pool.num_usable).any()
         parts.kv.check_integrity(request.kv for request in parts.scheduler.requests())
 
     monkeypatch.setattr(border, "poll", poll)
     assert serve(engine, adapters) == expected
     assert min(group.num_moved, num_held, border.num_moves) > 10
     engine.core.close()
-
-
-def between_the_sides(engine: LocalEngine) -> Tensor:
-    """The bytes of the memory that neither blocks in use nor adapters have."""
-    parts = engine.core.parts
-    arena, (group,) = parts.tiers.arena, parts.kv.groups
-    memory = parts.runner.cache._block_memory
-    assert memory is not None
-    end = (1 + group.pool.num_usable) * memory._block_bytes
-    free = (arena.reserved - arena.capacity) * arena.element_bytes
-    start = arena.flat.data_ptr() - memory._memory.data_ptr() + free
-    assert start >= end
-    return memory._memory[end:start]
 
 
 def test_where_a_side_is_fixed_no_border_moves(tiny_base: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from loraplex.engine.kv.layout import (
     GiveBackBlocks,
     KvGroup,
     KvOperation,
+    RestoreBlocks,
     SwapIn,
     SwapOut,
     ZeroBlocks,
@@ -130,6 +131,8 @@ class PlayedTensors:
                 case GiveBackBlocks():
                     for block_id in operation.block_ids:
                         self.device[group, block_id] = [None] * SIZE
+                case RestoreBlocks():
+                    pass
                 case CopyBlock():
                     copied = self.device[group, operation.source]
                     self.device[group, operation.target] = list(copied)

@@ -20,6 +20,7 @@ from loraplex.engine.kv.layout import (
     GiveBackBlocks,
     KvGroup,
     KvOperation,
+    RestoreBlocks,
     SwapIn,
     SwapOut,
     ZeroBlocks,
@@ -223,6 +224,15 @@ def test_blocks_in_a_divided_memory_touch_no_other_bytes(kv_format: KvFormat) ->
     assert torch.equal(blocks[2], third)
     assert not blocks[3:6].any()
     assert (blocks[[0, 6]] == 99).all()
+
+
+def test_a_cache_is_as_large_as_its_blocks_that_are_not_given_back() -> None:
+    cache = make_cache(groups=DIVIDED)
+    whole = cache.num_bytes
+    cache.execute([GiveBackBlocks(0, (5, 4)), RestoreBlocks(0, (4,))])
+    assert cache.num_usable(0) == DIVIDED[0].num_usable - 1
+    assert cache.num_bytes == whole - cache.block_bytes[0]
+    assert cache.num_given_back == 2
 
 
 def test_random_operations_do_what_they_do_to_a_list(groups: Groups) -> None:

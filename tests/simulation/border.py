@@ -39,13 +39,14 @@ class DrawnBudget(Budget):
 def draw_border(
     seed: int, groups: tuple[KvGroup, ...], arena_cells: int, least_blocks: int
 ) -> tuple[Bounds | None, tuple[KvGroup, ...]]:
-    """Let the blocks of the group that sees everything come and go, for half of the seeds: those of
-    any place, or the last ones.
+    """Let the blocks of the group that sees everything come and go, for half of the seeds and some
+    with stages: those of any place, or the last ones.
 
     `least_blocks`: those of the longest sequence.
     """
     first = groups[0]
-    if seed % 2 or first.window is not None:
+    has_stages = seed % 40 in (15, 39)
+    if (seed % 2 and not has_stages) or first.window is not None:
         return None, groups
     rng = Random(-seed - 1)
     num_less = max(first.num_usable - max(least_blocks, 2), 0)
@@ -122,6 +123,7 @@ def open_border(
     costs: StepCosts,
     clock: Callable[[], float],
     execute: Callable[[Sequence[KvOperation]], None],
+    num_given_back: Callable[[], int],
 ) -> Border:
     border = Border(
         bounds,
@@ -133,6 +135,7 @@ def open_border(
         costs=costs,
         clock=clock,
         execute=execute,
+        num_given_back=num_given_back,
     )
     border._budget = DrawnBudget(bounds, manager.arena_bytes, clock(), Random(seed))
     return border

@@ -20,6 +20,7 @@ from loraplex.engine.kv.layout import (
     GiveUpSlots,
     KvGroup,
     KvOperation,
+    RestoreBlocks,
     SwapIn,
     SwapOut,
     ToDisk,
@@ -93,8 +94,15 @@ class FakeDevice:
     """KV cells per group, in blocks, and host slots behind them."""
 
     def __init__(
-        self, groups: Sequence[KvGroup], block_size: int, disk: FakeDisk | None = None
+        self,
+        groups: Sequence[KvGroup],
+        block_size: int,
+        disk: FakeDisk | None = None,
+        *,
+        has_stages: bool = False,
     ) -> None:
+        """`has_stages`: it is the last of a pipeline, and blocks take memory until it executes
+        what gives them back. Else its memory changes in the order of the launches."""
         self._disk = disk
         if disk is not None:
             disk.flush = self.flush
@@ -103,6 +111,9 @@ class FakeDevice:
         self.cells = [[ZERO] * (group.num_reserved * block_size) for group in groups]
         self.touched: list[set[int]] = [set() for _ in groups]
         """By group, the blocks that take memory: those filled since they were given back."""
+        self.num_given_back = 0
+        """Blocks, however often."""
+        self._has_stages = has_stages
         self.slots: list[dict[int, list[int]]] = [{} for _ in groups]
         """By group and place, the contents of host slots."""
         self._places: list[dict[int, int]] = [{} for _ in groups]
@@ -157,25 +168,29 @@ class FakeDevice:
             if isinstance(operation, SwapOut | SwapIn)
         )
         self.on_the_way += moved(operations)
-        for operation in operations:
-            self._touch(operation)
+        if not self._has_stages:
+            self._touch(operations)
         self.launch(lambda: self._execute(operations))
         if any(map(_waits_for_copies, operations)):
             self.flush()
 
-    def _touch(self, operation: KvOperation) -> None:
-        """Note whose memory an operation takes, or gives back."""
-        match operation:
-            case ZeroBlocks(group, block_ids) | SwapIn(group, _, block_ids):
-                self.touched[group].update(block_ids)
-            case CopyBlock(group, _, target):
-                self.touched[group].add(target)
-            case GiveBackBlocks(group, block_ids):
-                self.touched[group].difference_update(block_ids)
-                self.counts["given_back"] += 1
+    def _touch(self, operations: Sequence[KvOperation]) -> None:
+        """Note whose memory operations take, or give back."""
+        for operation in operations:
+            match operation:
+                case ZeroBlocks(group, block_ids) | SwapIn(group, _, block_ids):
+                    self.touched[group].update(block_ids)
+                case CopyBlock(group, _, target):
+                    self.touched[group].add(target)
+                case GiveBackBlocks(group, block_ids):
+                    self.touched[group].difference_update(block_ids)
+                    self.num_given_back += len(block_ids)
+                    self.counts["given_back"] += 1
 
     def _execute(self, operations: Sequence[KvOperation]) -> None:
         self.on_the_way -= moved(operations)
+        if self._has_stages:
+            self._touch(operations)
         for operation in operations:
             match operation:
                 case ZeroBlocks(group, block_ids):
@@ -197,6 +212,8 @@ class FakeDevice:
                 case GiveBackBlocks(group, block_ids):
                     for block_id in block_ids:
                         self._set_block(group, block_id, [ZERO] * self._block_size)
+                case RestoreBlocks():
+                    pass
                 case GiveUpSlots():
                     self._give_up(operation)
                 case _:

@@ -59,7 +59,10 @@ class SimulatedEngine:
         on_end: Callable[[Request, str], None],
         disk: FakeDisk | None,
     ) -> None:
-        self.device = FakeDevice(scenario.groups, scenario.limits.block_size, disk)
+        self.device = FakeDevice(
+            *(scenario.groups, scenario.limits.block_size, disk),
+            has_stages=scenario.num_stages > 1,
+        )
         most_bytes = scenario.border.most_adapters if scenario.border else 0
         self.arena = FakeArena(scenario.arena_cells, most_bytes // FakeArena.element_bytes)
         self.host = FakeHost(scenario.host_cells)
@@ -109,6 +112,7 @@ class SimulatedEngine:
                 costs=self.costs,
                 clock=clock,
                 execute=self.device.launch_operations,
+                num_given_back=lambda: self.device.num_given_back,
             )
         if scenario.host_memory:
             self.host_border = open_host_border(
@@ -273,6 +277,8 @@ class SimulatedEngine:
             self.pipeline.finish_first()
             if self.pipeline.is_empty:
                 self.device.launch_operations(self.kv.operations.take())
+                if self._scenario.num_stages > 1:
+                    self.device.flush()
         self.counts["late_leases"] += len(self.scheduler._leases.late)
         self._tell_fetcher()
         self.delivered += self._announced

@@ -76,7 +76,7 @@ MAX_STEPS = 1_000_000
 """A mistake must be found within so many steps."""
 
 LIKELY_SEEDS = {
-    "believes_what_was_not_read": 16,
+    "believes_what_was_not_read": 29,
     "charges_again_what_is_computed_again": 4,
     "compacts_in_place": 4,
     "confirms_deletions_before_the_bytes_are_zero": 3,
@@ -90,6 +90,7 @@ LIKELY_SEEDS = {
     "forgets_the_parent": 14,
     "forks_states_that_went_on": 22,
     "gives_back_the_blocks_of_the_next_step": 5,
+    "gives_the_arena_what_waits_for_the_next_step": 199,
     "gives_host_slots_back_before_they_are_read": 4,
     "goes_on_in_a_snapshot": 2,
     "hits_without_states": 2,
@@ -1263,6 +1264,12 @@ def gives_the_arena_what_the_cache_still_has(spare: Any, self: Border) -> int:
     """The blocks are free, so their memory is."""
     num_bytes: int = spare(self)
     return num_bytes + self._num_to_spare * self._block_bytes
+
+
+@_plant(Border, "_is_given_back")
+def gives_the_arena_what_waits_for_the_next_step(is_given_back: Any, self: Border) -> bool:
+    """The followers have given it back."""
+    return True
 
 
 @_plant(GroupBlocks, "withdraw")
