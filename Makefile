@@ -70,8 +70,8 @@ test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing,
 test-console: $(INSTALLED) ## run the console's tests in a browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/console $(ARGS)
 
-test-benchmarks: $(INSTALLED) ## run every benchmark at a small size
-	$(PYTEST_BY_FILE) tests/benchmarks $(ARGS)
+test-benchmarks: $(INSTALLED) ## run every benchmark at a small size; ALL=1: also the longest samples of evidence commands
+	$(PYTEST_BY_FILE) $(if $(ALL),,-m 'not slow') tests/benchmarks $(ARGS)
 
 test-postgres: $(INSTALLED) ## run the API's and the platform's tests with servers on a real PostgreSQL
 	LORAPLEX_TEST_DATABASE=postgres $(PYTEST_BY_FILE) tests/api tests/platform $(ARGS)
@@ -313,7 +313,7 @@ fleet-evidence: $(INSTALLED) ## kill and drain agents, engines and API servers o
 parallel-evidence: $(INSTALLED) ## divided bases against one rank and PEFT, killed ranks, memory of each rank, canaries, as JSON: ARGS='--only families --sample'
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.parallel_evidence $(ARGS)
 
-# `make test-benchmarks` runs the rest of it, and `make test-slow` kills ranks.
+# `make test-benchmarks ALL=1` runs the rest of it, and `make test-slow` kills ranks.
 parallel-sample: $(INSTALLED) ## the part of parallel-evidence that CI tries on its own
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.parallel_evidence --sample --only bytes
 

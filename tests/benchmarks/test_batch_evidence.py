@@ -28,7 +28,6 @@ def test_a_slower_stream_or_a_batch_that_did_not_run_is_a_missed_bar() -> None:
     assert len(missed_bars(report(num_answered=0))) == 1
 
 
-@pytest.mark.slow
 def test_a_small_run_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--lines", "60", "--kills", "1", "--blocks", "1", "--block-seconds", "2"])
     found = json.loads(capsys.readouterr().out)

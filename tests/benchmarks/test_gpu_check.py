@@ -151,7 +151,6 @@ def test_a_group_of_one_rank_answers_as_no_group(tmp_path: Path) -> None:
     assert checked["one_rank"]["requests"] == rank_check.NUM_REQUESTS
 
 
-@pytest.mark.slow
 def test_ranks_whose_logits_differ_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +342,6 @@ def test_each_figure_with_a_bar_is_listed_beside_it() -> None:
     assert bars({"serving": {"ok": True}}) == []
 
 
-@pytest.mark.slow
 def test_a_trainers_losses_are_compared_and_its_limit_is_met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

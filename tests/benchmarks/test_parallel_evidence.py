@@ -11,9 +11,10 @@ from benchmarks.parallel_evidence import main, measure_ends, problems
 from support.families import SERVED
 from support.marks import PEFT_PATTERNS
 
-pytestmark = [pytest.mark.slow, PEFT_PATTERNS]
+pytestmark = PEFT_PATTERNS
 
 
+@pytest.mark.slow
 def test_a_sample_is_within_all_bounds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -28,6 +29,7 @@ def test_a_sample_is_within_all_bounds(
     assert found["canaries"] == {"asked": 200, "foreign": 0}
 
 
+@pytest.mark.slow
 def test_ranks_and_stages_take_little_more_than_their_parts_of_large_ends(tmp_path: Path) -> None:
     rows = measure_ends(tmp_path)
     assert [(row["tp"], row["pp"], row["rank"]) for row in rows] == [

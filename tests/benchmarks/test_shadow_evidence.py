@@ -14,7 +14,6 @@ def test_slower_streams_or_a_shadow_that_did_not_run_are_missed_bars() -> None:
     assert len(missed_bars({"itl_p99_ratio": 1.0, "num_compared": 0})) == 1
 
 
-@pytest.mark.slow
 def test_a_small_run_compares_copies(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--blocks", "1", "--block-seconds", "2"])
     found = json.loads(capsys.readouterr().out)

@@ -16,7 +16,6 @@ def test_a_difference_is_a_missed_bar(name: str) -> None:
     assert missed_bars({**exact, name: 1}) == [f"{name} is 1"]
 
 
-@pytest.mark.slow
 def test_killed_jobs_end_as_the_undisturbed_one(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     assert main(["--kills", "3", "--examples", "40", "--seconds", "3", "--json", str(file)]) == 0
