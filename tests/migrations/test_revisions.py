@@ -36,17 +36,37 @@ from loraplex.platform.keys.service import ApiKeyService
 from loraplex.platform.models import Base
 from loraplex.platform.usage import service as usage
 from support.catalog import make_tenant, make_version
-from support.databases import new_postgres_url, new_sqlite_url
+from support.databases import (
+    copy_of_migrated_postgres,
+    copy_of_migrated_sqlite,
+    new_postgres_url,
+    new_sqlite_url,
+)
 from support.filled_tables import fill_tables
 from support.scale import part_of
 from support.uploads import bring_upload_to, make_upload
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def url(kind: str, tmp_path: Path) -> Iterator[str]:
     """The URL of a database with nothing in it."""
-    opened = new_sqlite_url(tmp_path) if request.param == "sqlite" else new_postgres_url()
+    opened = new_sqlite_url(tmp_path) if kind == "sqlite" else new_postgres_url()
     with opened as url:
+        yield url
+
+
+@pytest.fixture
+def migrated_url(kind: str, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database with the newest schema and no rows."""
+    if kind == "sqlite":
+        yield copy_of_migrated_sqlite(tmp_path)
+        return
+    with copy_of_migrated_postgres() as url:
         yield url
 
 
@@ -62,6 +82,20 @@ def database(url: str) -> Iterator[Database]:
     database = Database(url)
     yield database
     database.close()
+
+
+@pytest.fixture
+def migrated(migrated_url: str) -> Iterator[Database]:
+    database = Database(migrated_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def migrated_engine(migrated_url: str) -> Iterator[Engine]:
+    engine = make_engine(migrated_url)
+    yield engine
+    engine.dispose()
 
 
 def all_revisions() -> list[str]:
@@ -103,23 +137,21 @@ def count_rows(engine: Engine) -> dict[str, int]:
         }
 
 
-def test_the_tables_are_those_of_the_models(url: str, engine: Engine) -> None:
-    revisions.upgrade(url)
-    with engine.connect() as connection:
+def test_the_tables_are_those_of_the_models(migrated_engine: Engine) -> None:
+    with migrated_engine.connect() as connection:
         context = MigrationContext.configure(
             connection, opts={"compare_type": True, "compare_server_default": True}
         )
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_the_checks_are_those_of_the_models(url: str, engine: Engine) -> None:
+def test_the_checks_are_those_of_the_models(migrated_engine: Engine) -> None:
     # Alembic does not compare check constraints, nor the conditions of partial indexes.
-    revisions.upgrade(url)
-    migrated = read_conditions(engine)
-    with engine.begin() as connection:
+    migrated = read_conditions(migrated_engine)
+    with migrated_engine.begin() as connection:
         Base.metadata.drop_all(connection)
         Base.metadata.create_all(connection)
-    assert migrated == read_conditions(engine)
+    assert migrated == read_conditions(migrated_engine)
     assert migrated["adapter_versions"]["ck_adapter_versions_state"]
     assert migrated["adapter_versions"]["uq_adapter_versions_live_digest"]
 
@@ -157,29 +189,29 @@ def test_goes_forward_and_back_through_every_revision(
     assert inspect(engine).get_table_names() == ["alembic_version"]
 
 
-def test_goes_back_and_forward_with_data(url: str, database: Database, engine: Engine) -> None:
-    database.upgrade()
-    fill(database)
-    assert min(count_rows(engine).values()) >= 1
-    revisions.downgrade(url, "base")
-    database.upgrade()
-    fill(database)
+def test_goes_back_and_forward_with_data(
+    migrated_url: str, migrated: Database, migrated_engine: Engine
+) -> None:
+    fill(migrated)
+    assert min(count_rows(migrated_engine).values()) >= 1
+    revisions.downgrade(migrated_url, "base")
+    migrated.upgrade()
+    fill(migrated)
 
 
 def test_going_back_keeps_the_limits_of_canaries_that_the_revision_knows(
-    url: str, database: Database, engine: Engine
+    migrated_url: str, migrated: Database, migrated_engine: Engine
 ) -> None:
-    database.upgrade()
     limits = CanaryLimits(latency=None, judge_model="judge")
-    with database.transaction(make_tenant(database, "acme").id) as session:
+    with migrated.transaction(make_tenant(migrated, "acme").id) as session:
         for content in ("one", "two"):
             make_version(session, "bot", content)
         catalog.set_alias(session, "bot", "prod", 1, canary=Canary(2, 12.5, limits))
         catalog.set_alias(session, "bot", "blue", 1)
-    revisions.downgrade(url, "0126")
+    revisions.downgrade(migrated_url, "0126")
     known = {"error_rate", "refusals", "length", "latency", "min_requests"}
     expected = {name: value for name, value in limits.as_json().items() if name in known}
-    with engine.connect() as connection:
+    with migrated_engine.connect() as connection:
         for table in ("adapter_aliases", "adapter_alias_changes"):
             rows = connection.execute(text(f"SELECT canary_limits FROM {table}")).scalars().all()
             parsed = [json.loads(row) if isinstance(row, str) else row for row in rows]
@@ -190,19 +222,18 @@ NUM_ROWS = part_of(200, 10_000)
 
 
 def test_full_tables_go_and_come_back_as_they_were(
-    url: str, database: Database, engine: Engine
+    migrated_url: str, migrated: Database, migrated_engine: Engine
 ) -> None:
-    database.upgrade()
-    fill_all_tables(database)
-    assert set(count_rows(engine).values()) == {NUM_ROWS}
-    before = read_digests(engine)
-    revisions.downgrade(url, "base")
-    assert inspect(engine).get_table_names() == ["alembic_version"]
-    database.upgrade()
-    assert set(count_rows(engine).values()) == {0}
-    fill_all_tables(database)
-    assert read_digests(engine) == before
-    database.check_revision()
+    fill_all_tables(migrated)
+    assert set(count_rows(migrated_engine).values()) == {NUM_ROWS}
+    before = read_digests(migrated_engine)
+    revisions.downgrade(migrated_url, "base")
+    assert inspect(migrated_engine).get_table_names() == ["alembic_version"]
+    migrated.upgrade()
+    assert set(count_rows(migrated_engine).values()) == {0}
+    fill_all_tables(migrated)
+    assert read_digests(migrated_engine) == before
+    migrated.check_revision()
 
 
 def fill_all_tables(database: Database) -> None:
@@ -220,12 +251,11 @@ def read_digests(engine: Engine) -> dict[str, str]:
     return digests
 
 
-def test_upgrading_again_changes_nothing(database: Database, engine: Engine) -> None:
-    database.upgrade()
-    fill(database)
-    before = count_rows(engine)
-    database.upgrade()
-    assert count_rows(engine) == before
+def test_upgrading_again_changes_nothing(migrated: Database, migrated_engine: Engine) -> None:
+    fill(migrated)
+    before = count_rows(migrated_engine)
+    migrated.upgrade()
+    assert count_rows(migrated_engine) == before
 
 
 def test_threads_upgrade_one_after_another(tmp_path: Path) -> None:
@@ -301,13 +331,12 @@ def test_refuses_to_work_with_an_older_schema(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_refuses_to_work_with_the_schema_of_other_software(
-    database: Database, engine: Engine
+    migrated: Database, migrated_engine: Engine
 ) -> None:
-    database.upgrade()
-    with engine.begin() as connection:
+    with migrated_engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'future'"))
     with pytest.raises(RevisionMismatch, match="another version of this software"):
-        database.check_revision()
+        migrated.check_revision()
 
 
 def test_revisions_are_one_line() -> None:

@@ -10,7 +10,11 @@ import pytest
 from loraplex.platform.database import Database
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import make_tenant
-from support.databases import copy_of_migrated_sqlite, empty_all_tables, new_postgres_url
+from support.databases import (
+    copy_of_migrated_postgres,
+    copy_of_migrated_sqlite,
+    empty_all_tables,
+)
 
 
 @pytest.fixture(scope="session")
@@ -24,9 +28,8 @@ def sqlite_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databa
 @pytest.fixture(scope="session")
 def postgres_database() -> Iterator[Database]:
     """A migrated PostgreSQL database, shared by the tests one after another."""
-    with new_postgres_url() as url:
+    with copy_of_migrated_postgres() as url:
         database = Database(url)
-        database.upgrade()
         yield database
         database.close()
 

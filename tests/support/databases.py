@@ -13,7 +13,7 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -34,12 +34,15 @@ def new_sqlite_url(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def new_postgres_url() -> Iterator[str]:
-    """The URL of an empty database, dropped in the end. Skips the test where there is no server."""
+def new_postgres_url(template: str = "template1") -> Iterator[str]:
+    """The URL of a copy of this database, dropped in the end; of an empty one, if none is named.
+
+    Skips the test where there is no server.
+    """
     name = f"loraplex_test_{uuid.uuid4().hex}"
     server = create_engine(_postgres_server_url(), isolation_level="AUTOCOMMIT")
     with server.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
     try:
         yield server.url.set(database=name).render_as_string(hide_password=False)
     finally:
@@ -58,13 +61,30 @@ def database_of_server(data_dir: Path) -> str | None:
     return None if chosen == "sqlite" else _postgres_url_of(data_dir.absolute())
 
 
+def copy_of_migrated_postgres() -> AbstractContextManager[str]:
+    """The URL of a migrated, empty database, dropped in the end; else as `new_postgres_url`."""
+    template = make_url(_migrated_postgres_url()).database
+    assert template is not None
+    return new_postgres_url(template)
+
+
+@cache
+def _migrated_postgres_url() -> str:
+    """A migrated, empty database, to be copied."""
+    url = _until_exit(new_postgres_url())
+    migrate(url)
+    return url
+
+
 @cache
 def _postgres_url_of(folder: Path) -> str:
     """A migrated database for this folder, dropped when the tests are over."""
-    context = new_postgres_url()
+    return _until_exit(copy_of_migrated_postgres())
+
+
+def _until_exit(context: AbstractContextManager[str]) -> str:
     url = context.__enter__()
     atexit.register(context.__exit__, None, None, None)
-    migrate(url)
     return url
 
 
