@@ -27,6 +27,7 @@ from loraplex.kernels.lora_batch import LoraBatchBuilder
 from loraplex.kernels.quantize import WeightFormat
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.feature_blocks import write_peft_block
+from support.models import save_without_card
 from support.paged import BLOCK_SIZE, paged_logits
 from support.quantized import rounded_weight
 from support.quantized_checkpoints import Format, write_checkpoint
@@ -239,7 +240,7 @@ def _save(model: Path, path: Path, feature: Feature, seed: int) -> None:
                 noise = torch.randn(parameter.shape, generator=generator) * 0.1
                 is_new = "lora_" in name and "magnitude" not in name
                 parameter.copy_(noise if is_new else parameter + noise)
-    fresh.save_pretrained(path)
+    save_without_card(fresh, path)
 
 
 def dense_logits(model: nn.Module, tokens: list[int]) -> Tensor:

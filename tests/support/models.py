@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -64,19 +65,48 @@ def make_tiny_llama(path: Path, *, seed: int = 0, **overrides: Any) -> Path:
 def make_adapter(base: Path, path: Path, *, seed: int, scale: float = 0.2, **lora: Any) -> Path:
     """A random adapter written by PEFT itself: both A and B are drawn, so it has an effect.
 
-    `lora` goes to `LoraConfig`; the default is rank 4 on every linear layer of a Llama.
+    `lora` goes to `LoraConfig`; the default is rank 4 on every linear layer of a Llama. The same
+    adapter of the same base is computed once in a process.
     """
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": list(ALL_LINEAR_TARGETS), **lora}
+    weights = base / "model.safetensors"
+    try:
+        made = (str(weights), weights.stat().st_mtime_ns, seed, scale, json.dumps(settings))
+    except (FileNotFoundError, TypeError):  # of several files; with settings that are no JSON
+        return _save_adapter(base, path, seed, scale, settings)
+    if made not in _ADAPTERS:
+        _save_adapter(base, path, seed, scale, settings)
+        _ADAPTERS[made] = {file.name: file.read_bytes() for file in path.iterdir()}
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in _ADAPTERS[made].items():
+        (path / name).write_bytes(content)
+    return path
+
+
+_ADAPTERS: dict[tuple[object, ...], dict[str, bytes]] = {}
+"""The files of each adapter that was made."""
+
+
+def _save_adapter(
+    base: Path, path: Path, seed: int, scale: float, settings: dict[str, Any]
+) -> Path:
     from peft import LoraConfig, get_peft_model
 
-    settings = {"r": 4, "lora_alpha": 8, "target_modules": list(ALL_LINEAR_TARGETS), **lora}
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**settings))
+    with torch.random.fork_rng(devices=[]):  # whether or not it is made, others draw the same
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**settings))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
-    model.save_pretrained(path)
+    save_without_card(model, path)
     return path
+
+
+def save_without_card(model: Any, path: Path) -> None:
+    """Save a `PeftModel` without its README, which is a quarter of the work."""
+    with patch.object(model, "create_or_update_model_card"):
+        model.save_pretrained(path)
 
 
 def read_adapter_config(path: Path) -> dict[str, Any]:
