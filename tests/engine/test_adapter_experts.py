@@ -54,7 +54,10 @@ FAMILIES = [
 ]
 LAYOUT_FAMILIES = ("mixtral", "gpt_oss-sinks-window", "jamba", "nemotron_h")
 """Gate before up, interleaved and stored in the other order, in another block, without a gate."""
-SLOW_FAMILIES = {"deepseek_v2-mla", "glm4_moe", "mixtral", "olmoe", "qwen2_moe-window"}
+SLOW_FAMILIES = {
+    *("deepseek_v2-mla", "ernie4_5_moe", "glm4_moe", "granitemoe", "mixtral", "olmoe"),
+    *("phimoe-window", "qwen2_moe-window"),
+}
 """Families whose experts and router another one has too."""
 ADAPTERS: dict[str, dict[str, Any]] = {
     "all-of-moe": {"r": 3, "target_parameters": [*EXPERTS, *ROUTERS]},

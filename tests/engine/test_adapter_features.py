@@ -178,7 +178,7 @@ def test_features_in_bfloat16_stay_close_to_peft_in_float32(tmp_path: Path) -> N
 ISOLATED = ("dora", "lora bias", "both ends", "whole ends", "tokens", "plain")
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+@pytest.mark.parametrize("value", marked_slow([torch.nan, torch.inf, 3e38], slow={torch.inf}))
 def test_what_one_adapter_overflows_to_stays_in_its_own_rows(value: float, tmp_path: Path) -> None:
     world = make_world(tmp_path, "llama", [LLAMA[name] for name in ISOLATED])
     sequences = world.sequences()

@@ -119,6 +119,7 @@ def test_moves_of_the_border_change_no_token_and_no_address(
     assert stats.num_border_moves == border.num_moves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["draft", "eagle_tree"])
 def test_moves_of_the_border_leave_a_cache_of_drafts_as_it_is(
     tiny_base: Path,

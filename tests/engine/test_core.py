@@ -53,7 +53,14 @@ def random_prompt(rng: random.Random, low: int = 1, high: int = 60) -> list[int]
     return [rng.randrange(256) for _ in range(rng.randint(low, high))]
 
 
-@pytest.mark.parametrize(("swap_bytes", "is_async"), [(0, False), (1 << 20, False), (0, True)])
+@pytest.mark.parametrize(
+    ("swap_bytes", "is_async"),
+    [
+        (1 << 20, False),
+        (0, True),
+        pytest.param(0, False, marks=pytest.mark.slow),
+    ],
+)
 def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
     tiny_base: Path,
     adapter_folders: list[Path],

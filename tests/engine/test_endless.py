@@ -64,7 +64,11 @@ def assert_greedy(base: Path, prompt: list[int], output: list[int], **inputs: An
         ("mistral-window", {}),
         ("llama", {"attention_window": 24, "attention_sinks": 0}),
         ("gpt_oss-sinks-window", {"attention_window": 24, "attention_sinks": 0}),
-        ("gemma3-window", {"attention_window": 24, "attention_sinks": 0}),
+        pytest.param(
+            "gemma3-window",
+            {"attention_window": 24, "attention_sinks": 0},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_output_far_beyond_the_context_is_that_of_the_dense_model(

@@ -57,7 +57,6 @@ QUANTIZED = {
 SLOW_FAMILIES = {*FAMILIES, *QUANTIZED} - {
     "gpt_oss-sinks-window",
     "deepseek_v2-mla",
-    "gpt2-conv1d",
 }
 """Families whose attention and layers another one, or another test of the engine, has too."""
 UNTIED = {"tie_word_embeddings": False}

@@ -22,6 +22,7 @@ from loraplex.engine.messages import (
 )
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, VOCAB_SIZE, save_family
+from support.marks import marked_slow
 from support.models import make_adapter
 
 BLOCK_SIZE = 8
@@ -37,7 +38,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "drafts": ("llama", {"speculation": ("ngram",)}),
     "two steps in flight": ("llama", {"async_scheduling": True}),
 }
-SLOW = {"int4", "latent", "sinks", "two steps in flight"}
+SLOW = {"int4", "int8", "drafts", "latent", "sinks", "two steps in flight"}
 
 
 class Engines:
@@ -93,9 +94,7 @@ def prompts(count: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES]
-)
+@pytest.mark.parametrize("case", marked_slow(CASES, slow=SLOW))
 def test_tokens_are_those_of_one_engine(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
     base = save_family(tmp_path / "base", *{**SERVED, **STATES}[family])
@@ -134,7 +133,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     return Engines(base, path, [make_adapter(base, path / "adapter", seed=1)])
 
 
-@pytest.mark.parametrize("policy", ["snapkv:40", "h2o:40"])
+@pytest.mark.parametrize("policy", marked_slow(["snapkv:40", "h2o:40"], slow={"h2o:40"}))
 def test_with_a_kv_policy_of_the_engine_tokens_are_those_of_one_engine(
     policy: str, tmp_path: Path
 ) -> None:
@@ -152,6 +151,7 @@ def test_with_a_kv_policy_of_the_engine_tokens_are_those_of_one_engine(
     engines.decode.core.parts.kv.check_integrity([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "config"),
     [

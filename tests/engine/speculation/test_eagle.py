@@ -316,6 +316,7 @@ def test_behind_a_cached_prefix_it_drafts_from_the_tokens_that_it_saw(
     assert draft.token_ids[0] == int(dense.logits(state).argmax())
 
 
+@pytest.mark.slow
 def test_under_pressure_nothing_changes_and_nothing_leaks(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:
@@ -398,6 +399,7 @@ def test_the_features_are_those_of_the_models_own_layers(family: str, tmp_path: 
         torch.testing.assert_close(features, own, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_endless_output_keeps_no_more_of_the_heads_cache_than_a_context(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:

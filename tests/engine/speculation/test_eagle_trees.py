@@ -219,6 +219,7 @@ def test_nothing_is_drafted_behind_a_token_that_ends_the_output(
     assert not any(stop in parents(draft) for draft in drafts(stop))
 
 
+@pytest.mark.slow
 def test_under_pressure_nothing_changes_and_nothing_leaks(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:

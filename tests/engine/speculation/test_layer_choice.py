@@ -107,6 +107,7 @@ def continued(model: Any, prefix: Sequence[int], left_out: LayerSet) -> list[int
     return tokens[1:]
 
 
+@pytest.mark.slow
 def test_as_many_draft_tokens_are_right_as_in_transformers(
     base: BaseModel, trial: DraftTrial, expected: dict[LayerSet, list[float]]
 ) -> None:

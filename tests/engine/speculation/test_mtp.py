@@ -161,6 +161,7 @@ def test_under_an_adapter_only_the_states_of_the_base_are_the_adapters(
     assert_drafted(dense, made, [9, 8, 7, *engine.answers["r0"].token_ids])
 
 
+@pytest.mark.slow
 def test_a_head_whose_file_is_quantized_drafts_by_the_values_of_its_codes(tmp_path: Path) -> None:
     dense = save_shipping(tmp_path / "dense", "deepseek_v3")
     ends = ("embed_tokens", "shared_head.head")
@@ -206,6 +207,7 @@ def head_of(engine: LocalEngine) -> MtpHead:
     return head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["raises", "nan"])
 def test_a_head_that_fails_drafts_nothing_and_harms_nothing(
     fault: str, shipping: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

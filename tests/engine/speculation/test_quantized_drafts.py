@@ -194,6 +194,7 @@ def test_an_unknown_format_is_refused() -> None:
         rounded_format(EngineConfig("base", speculation=("ngram", "quantized:int3")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_format", [WeightFormat.INT4, WeightFormat.NF4])
 def test_each_rank_rounds_its_part(weight_format: WeightFormat, tmp_path: Path) -> None:
     """The drafts have the logits of a base whose parts were rounded before they were joined."""
@@ -241,6 +242,7 @@ def with_rounded_halves(path: Path, folder: Path, weight_format: WeightFormat) -
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.INT8])
 def test_experts_draft_and_answer_as_in_plain_decoding(
     quantization: Quantization, tmp_path: Path

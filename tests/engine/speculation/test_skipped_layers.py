@@ -153,6 +153,7 @@ def load_cut(path: Path, kept: Sequence[int]) -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_the_first_layers_are_what_early_exit_computes(
     tiny_base: Path, adapter_folders: list[Path], tmp_path: Path
 ) -> None:
