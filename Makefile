@@ -327,7 +327,7 @@ soak: $(INSTALLED) ## kill engines, servers and the database under load, let the
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.quiet_minutes
 	LORAPLEX_EXAMPLES=200 LORAPLEX_STEPS=50000 LORAPLEX_WHOLE=1 $(BIN)/python -m pytest --timeout 3600 \
 		tests/api/test_schemathesis.py tests/api/test_isolation_walk.py tests/api/test_faults.py \
-		tests/engine/test_fairness.py tests/platform/test_audit.py tests/migrations
+		tests/engine/test_fairness.py tests/platform/test_aliases.py tests/platform/test_audit.py tests/migrations
 
 base-evidence: $(INSTALLED) ## base folders, damaged and whole, and model types, tried, as JSON
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.base_evidence $(ARGS)

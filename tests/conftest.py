@@ -45,8 +45,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# At its end Python frees what nothing refers to, and libraries count what was left. Not before: pytest
-# collects five times when it ends, and all objects took 3 s of CPU of each worker.
+# At its end Python frees what nothing refers to, and libraries count what was left. Not before:
+# pytest collects five times when it ends, and all objects took 3 s of CPU of each worker.
 atexit.register(gc.unfreeze)
 
 

@@ -23,7 +23,12 @@ WINDOW, SINKS = 24, 4
 
 @pytest.mark.parametrize("swap_bytes", [0, 1 << 20], ids=["recompute", "swap"])
 @pytest.mark.parametrize(
-    ("case", "num_blocks"), [("llama", 40), ("gemma2-softcap-window", 30), ("mistral-window", 12)]
+    ("case", "num_blocks"),
+    [
+        ("gemma2-softcap-window", 30),
+        ("mistral-window", 12),
+        pytest.param("llama", 40, marks=pytest.mark.slow),
+    ],
 )
 def test_crowded_sequences_answer_as_the_models_own_forward(
     case: str,

@@ -41,7 +41,7 @@ def load(path: Path) -> BaseModel:
     return load_base_model(EngineConfig(str(path), device="cpu"))
 
 
-@pytest.mark.parametrize("case", SAMPLE)
+@pytest.mark.parametrize("case", marked_slow(SAMPLE, slow={"jamba"}))
 def test_adapters_on_layers_with_states_equal_peft_in_one_mixed_batch(
     case: str, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ from loraplex.platform.errors import (
 from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import BASE_ID, make_tenant, make_version
+from support.scale import part_of
 
 NAME = "support-bot"
 REQUEST_IDS = [f"request-{number}" for number in range(200)]
@@ -128,7 +129,7 @@ def test_a_growing_canary_takes_requests_and_gives_none_back(
         make_versions(session, 2)
         for percent in (20, 45, 70, 95):
             catalog.set_alias(session, NAME, "prod", 1, canary=Canary(2, percent))
-            references = {one: resolve_for_acme(session, NAME, one) for one in REQUEST_IDS[:60]}
+            references = {one: resolve_for_acme(session, NAME, one) for one in REQUEST_IDS[:30]}
             now = {one for one, reference in references.items() if reference.is_canary}
             assert in_canary < now
             in_canary = now
@@ -489,7 +490,7 @@ def test_aliases_are_stacks_of_targets(sqlite_url: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=30,
+            max_examples=part_of(12, 200),
             stateful_step_count=15,
             deadline=None,
             phases=set(Phase) - {Phase.shrink, Phase.explain},

@@ -30,6 +30,7 @@ def examples(page: str) -> list[str]:
     return EXAMPLE.findall((ROOT / page).read_text())
 
 
+@pytest.mark.slow
 def test_the_readmes_script_prints_what_it_says(tmp_path: Path) -> None:
     (script,) = examples("README.md")
     assert len([line for line in script.splitlines() if line.strip()]) <= 10
