@@ -63,8 +63,8 @@ TESTS = $(PYTEST_BY_FILE) --ignore tests/console --ignore tests/benchmarks
 test: $(INSTALLED) ## run the tests, but those marked slow and those of the console and of the benchmarks
 	$(TESTS) -m 'not slow and not ray' $(ARGS)
 
-test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing, long random walks, more model families; a sixth of the cases of each, or all: ALL=1
-	$(TESTS) -m 'slow and not ray' $(if $(ALL),,--slow-sample 6) $(ARGS)
+test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing, long random walks, more model families; a twelfth of the cases of each, or all: ALL=1
+	$(TESTS) -m 'slow and not ray' $(if $(ALL),,--slow-sample 12) $(ARGS)
 
 # The files of a worker share a server with sample data. Most of the time a browser waits.
 test-console: $(INSTALLED) ## run the console's tests in a browser
