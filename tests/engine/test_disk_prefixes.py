@@ -531,6 +531,7 @@ def test_a_snapshot_of_states_comes_back(case: str, tmp_path: Path) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_crowd_has_the_tokens_of_requests_alone(
     tiny_base: Path, adapter_folders: list[Path], tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ from loraplex.engine.scheduling.step_costs import StepCosts
 from support.engine import LocalEngine
 from support.families import STATES, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
-from support.marks import marked_slow
 from support.models import make_adapter
 from support.ranks import followers_as_threads
 from support.served_crowd import crowded_engine
@@ -330,7 +329,8 @@ def test_ranks_and_stages_copy_their_parts(
         engine.close()
 
 
-@pytest.mark.parametrize("case", marked_slow(["qwen3_next", "mamba2"], slow=["mamba2"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["qwen3_next", "mamba2"])
 def test_a_snapshot_of_states_comes_back(case: str, tmp_path: Path) -> None:
     """Beside keys and values, and alone."""
     model_type, differences = STATES[case]

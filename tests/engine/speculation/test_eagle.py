@@ -202,6 +202,7 @@ def test_the_tokens_of_families_are_those_of_plain_decoding(family: str, tmp_pat
     assert any(start and start.num_cached_tokens for start in starts)
 
 
+@pytest.mark.slow
 def test_drafts_of_different_lengths_are_those_of_requests_alone(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:

@@ -163,6 +163,7 @@ def test_the_tokens_are_those_of_plain_decoding(tmp_path: Path, temperature: flo
     assert answers(f"eagle_tree:{tmp_path / 'head'}") == answers()
 
 
+@pytest.mark.slow
 def test_trees_of_different_sizes_are_those_of_requests_alone(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:
