@@ -46,7 +46,7 @@ def pytest_collection_finish() -> None:
 
 
 # At its end Python frees what nothing refers to, and libraries count what was left. Not before:
-# pytest collects five times when it ends, and all objects took 3 s of CPU of each worker.
+# pytest collects five times when it ends, and all objects took 2 s of CPU of each worker.
 atexit.register(gc.unfreeze)
 
 
