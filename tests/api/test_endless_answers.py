@@ -26,6 +26,7 @@ def windowed(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield server.make_caller("endless")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "limit", "used"),
     [
@@ -47,6 +48,7 @@ def test_an_answer_has_all_the_tokens_that_its_request_bounds(
     assert "64" in refused.text
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_until_its_stop_string_and_its_usage_is_exact(windowed: Caller) -> None:
     body = {**ENDLESS, "prompt": "on", "max_tokens": NUM_TOKENS}
     whole = windowed.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
@@ -63,6 +65,7 @@ def test_a_stream_goes_on_until_its_stop_string_and_its_usage_is_exact(windowed:
     assert 0 < usage["completion_tokens"] <= NUM_TOKENS
 
 
+@pytest.mark.slow
 def test_every_token_is_in_the_ledger(windowed: Caller) -> None:
     def used() -> int:
         usage = windowed.http.get("/v1/usage").json()
@@ -76,6 +79,7 @@ def test_every_token_is_in_the_ledger(windowed: Caller) -> None:
     assert used() - before == 2 * NUM_TOKENS
 
 
+@pytest.mark.slow
 def test_the_maximum_of_tokens_has_to_be_given(windowed: Caller) -> None:
     for path, body in (
         ("/v1/chat/completions", {"messages": MESSAGES}),

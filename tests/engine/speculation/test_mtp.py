@@ -24,6 +24,7 @@ from loraplex.engine.speculation.mtp import MtpHead
 from loraplex.engine.speculation.proposer import DraftRequest
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, save_family
+from support.marks import marked_slow
 from support.models import make_adapter
 from support.mtp import SHIPPING, Chain, DenseMtp, Ends, save_shipping, train_shipping
 from support.quantized_checkpoints import FORMATS, write_checkpoint
@@ -100,7 +101,7 @@ def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
 
 @pytest.mark.parametrize(
     "family",
-    ["deepseek_v3", "glm4_moe", pytest.param("glm4_moe_lite", marks=pytest.mark.slow)],
+    marked_slow(FAMILIES, slow=FAMILIES[1:]),
 )
 def test_the_tokens_are_those_of_plain_decoding(family: str, tmp_path: Path) -> None:
     """Greedy and sampled, base and adapter, behind a cached prefix and after preemptions."""

@@ -65,8 +65,10 @@ def answer_all(
     )
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("layers", ["0", "1"])
+@pytest.mark.parametrize(
+    ("layers", "temperature"),
+    [("0", 0.7), ("1", 0.0), pytest.param("0", 0.0, marks=pytest.mark.slow)],
+)
 def test_the_answers_are_those_of_plain_decoding(
     tiny_base: Path, adapter_folders: list[Path], tmp_path: Path, layers: str, temperature: float
 ) -> None:
