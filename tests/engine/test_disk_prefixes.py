@@ -339,8 +339,14 @@ def test_a_torn_write_is_a_miss(
     engine.close()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("method", ["write", "read"])
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        ("write", errno.ENOSPC),
+        ("read", errno.EIO),
+        pytest.param("write", errno.EIO, marks=pytest.mark.slow),
+    ],
+)
 def test_a_failing_disk_turns_the_tier_off_and_harms_no_request(
     number: int, method: str, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

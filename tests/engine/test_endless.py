@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 from loraplex.engine.messages import FinishReason
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, VOCAB_SIZE, save_family
-from support.marks import marked_slow
 from support.models import make_adapter
 
 CONTEXT, BLOCK_SIZE = 64, 8
@@ -157,7 +156,8 @@ def test_a_preempted_output_goes_on_beyond_the_context(
     assert engine.answers[request_id].token_ids == alone.token_ids
 
 
-@pytest.mark.parametrize("case", marked_slow(["mistral-window", "mamba2"], slow={"mistral-window"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["mistral-window", "mamba2"])
 def test_what_a_request_holds_stays_the_same(case: str, tmp_path: Path) -> None:
     base = save_family(tmp_path / "base", *{**SERVED, **STATES}[case])
     engine = open_engine(base, tmp_path, prefix_caching=False)

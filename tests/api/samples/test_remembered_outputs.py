@@ -50,10 +50,8 @@ def delete_one(caller: Caller) -> None:
     assert caller.http.delete(f"/v1/adapters/bot/samples/{sample['id']}").is_success
 
 
-@pytest.mark.parametrize(
-    "forget",
-    [turn_off, *(pytest.param(each, marks=pytest.mark.slow) for each in (delete_all, delete_one))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("forget", [turn_off, delete_all, delete_one])
 def test_answers_are_drafted_from_between_the_opt_in_and_its_end(
     drafting_server: ServerUnderTest, adapters: list[Path], forget: Callable[[Caller], None]
 ) -> None:

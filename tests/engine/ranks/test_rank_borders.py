@@ -150,6 +150,7 @@ class Directed(Budget):
         return 1 if self.wants_all_for_adapters else -1
 
 
+@pytest.mark.slow
 def test_adapters_take_room_from_cold_prefixes_on_every_rank_and_give_it_back(
     traffic: Traffic, tmp_path: Path
 ) -> None:

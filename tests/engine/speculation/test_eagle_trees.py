@@ -23,6 +23,7 @@ from loraplex.engine.speculation.eagle_checkpoint import save_head
 from loraplex.engine.speculation.eagle_head import EagleHead
 from support.eagle import DenseEagle, dense_layers, make_head, save_repeating_head, spied
 from support.engine import LocalEngine
+from support.marks import marked_slow
 from support.models import make_adapter, make_tiny_llama
 
 LAYERS = (1, 1, 2)
@@ -128,7 +129,7 @@ def test_takes_the_likeliest_of_all_nodes_after_whatever_was_accepted(
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
-@pytest.mark.parametrize("temperature", [GREEDY, 0.7])
+@pytest.mark.parametrize("temperature", marked_slow([0.7, GREEDY], slow=[GREEDY]))
 def test_the_tokens_are_those_of_plain_decoding(tmp_path: Path, temperature: float) -> None:
     """Requests of several adapters together, with trees of one to eight nodes."""
     # With tied embeddings it repeats itself: a head that says what it said before may be right.

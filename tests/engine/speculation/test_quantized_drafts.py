@@ -20,6 +20,7 @@ from loraplex.engine.model.rounded_linears import RoundedLinears, rounded_format
 from loraplex.kernels.quantize import WeightFormat, quantize
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
+from support.marks import marked_slow
 from support.models import make_adapter, make_tiny_llama
 from support.paged import paged_logits
 from support.peft_features import save_base
@@ -66,7 +67,7 @@ def answer_all(
     )
 
 
-@pytest.mark.parametrize("case", SERVED_IN)
+@pytest.mark.parametrize("case", marked_slow(SERVED_IN, slow={"fp32 in nf4", "int8 KV cache"}))
 def test_the_answers_are_those_of_plain_decoding_whatever_is_accepted(
     tiny_base: Path, adapter_folders: list[Path], tmp_path: Path, case: str
 ) -> None:
