@@ -31,6 +31,9 @@ from .step_residuals import StepResiduals
 from .track import Track
 from .watch import Watch
 
+LEAST_TOKENS = 3
+"""Of an output that drafts can shorten: its first token is the prompt's, and its last is never
+computed."""
 MAX_ADAPTERS = 2048
 """Adapters with estimates; beyond this number the least recently used is forgotten."""
 MAX_STATS = 200
@@ -222,6 +225,7 @@ class Control:
                 tracks = {name: tracks[name] for name in tracks if name in COPYING_PROPOSERS}
             for track in tracks.values():
                 track.planned = 0
+                track.watch.count(self._step, self._step - self._last_decision)
             if tracks:
                 groups.append((asked, _Group(requests, tracks)))
         return groups
@@ -343,8 +347,10 @@ class Control:
         # Where even a certain token would not pay, nobody is watched for it either.
         if num_tokens > num_free or step.token_seconds[name] * step.expected.rate >= 1:
             if watch is not None:
-                watch.is_open = False
+                watch.block(self._step)
             return
+        if watch is not None:
+            watch.unblock(self._step)
         price = self._probe_seconds(name, num_tokens, step)
         if replaced:
             lost = group.tracks[replaced.proposer].gains(replaced.num_tokens)
@@ -378,6 +384,8 @@ class Control:
 
     def watches(self, request: Request) -> bool:
         """Whether proposers are to see what this step computes of the request."""
+        if request.submitted.sampling.max_tokens < LEAST_TOKENS:
+            return False
         names = self._watching
         if asked := request.submitted.speculation:
             if asked.is_off:

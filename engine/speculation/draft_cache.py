@@ -84,7 +84,8 @@ class DraftCache:
         sequence = self._sequences.get(request.request_id) or self._begin(request)
         self._sequences.move_to_end(request.request_id)
         num_known = sequence.num_computed - len(sequence.drafted)
-        path = sequence.drafted.matched(request.token_ids[num_known:-1])
+        end = min(sequence.num_computed, len(request.token_ids) - 1)
+        path = sequence.drafted.matched(request.token_ids[num_known:end])
         sequence.num_computed = min(num_known + len(path), len(request.token_ids) - 1)
         sequence.drafted = NO_DRAFT
         if path != list(range(len(path))):

@@ -63,7 +63,7 @@ class FeatureProposer(Proposer, Protocol):
         """A step has computed tokens of the request that are final, those from position `start`.
 
         `features [num_tokens, size]`: theirs, valid until the next step. The token after them is
-        known. Called after each step, for every request of it.
+        known. Called after each step, for those of its requests that are watched.
         """
 
 

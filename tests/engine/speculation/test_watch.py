@@ -148,7 +148,9 @@ def test_where_no_proposer_reads_hidden_states_nobody_is_watched() -> None:
 
 def test_a_new_version_is_watched_for_a_while() -> None:
     watch = Watch(10)
+    watch.count(10 + LINGER, LINGER)
     assert watch.covers("any", 10 + LINGER)
+    watch.count(11 + LINGER, 1)
     assert not watch.covers("any", 11 + LINGER)
     watch.keep_all(100)
     assert watch.is_new(100)
@@ -158,8 +160,61 @@ def test_a_new_version_is_watched_for_a_while() -> None:
     assert not watch.is_new(101), "all were watched before"
 
 
+def test_a_step_counts_once_however_many_groups_of_the_version_it_has() -> None:
+    watch = Watch(0)
+    for step in range(1, LINGER + 1):
+        watch.count(step, 1)
+        watch.count(step, 1)
+    assert watch.covers_all
+
+
+def test_steps_of_other_versions_leave_a_version_that_pays_watched() -> None:
+    """Else the prompts of a version that is seldom asked for would be missing in its contexts."""
+    drafter = Drafter({A: 1.0, B: 0.0})
+    of_a, of_b = requests_of(A, 1), requests_of(B, 1, 1)
+    device = watched_device(drafter, of_a)
+    device.run(200)
+    device.requests = of_b
+    device.run(20 * LINGER)
+    (later,) = requests_of(A, 1, 2)
+    assert device.control.watches(later), "while its prompt is computed"
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2])
+def test_who_ends_before_a_draft_could_help_is_not_watched(num_tokens: int) -> None:
+    device = watched_device(Drafter({A: 1.0}), requests_of(A, 1))
+    device.run(100)
+    (short,) = requests_of(A, 1, 1, max_tokens=num_tokens)
+    (longer,) = requests_of(A, 1, 2, max_tokens=3)
+    assert not device.control.watches(short)
+    assert device.control.watches(longer)
+
+
+def test_a_paid_probe_waits_while_steps_have_no_room_now_and_then() -> None:
+    watch = open_watch(100)
+    watch.choose("a", 100, is_from_start=False)
+    for step in range(101, 101 + WARM_UP):
+        (watch.block if step % 2 else watch.unblock)(step)
+        assert watch.covers("a", step)
+    assert watch.may_probe("a", 100 + WARM_UP)
+
+
+def test_nobody_is_watched_for_a_probe_that_stays_impossible_and_it_need_not_be_paid_again() -> (
+    None
+):
+    watch = open_watch(100)
+    watch.choose("a", 100, is_from_start=False)
+    watch.block(101)
+    assert not watch.covers("a", 102 + WARM_UP)
+    assert not watch.wants_one(102 + WARM_UP)
+    watch.unblock(200)
+    assert watch.is_open
+    assert watch.wants_one(200), "what lies between was not seen"
+
+
 def open_watch(step: int) -> Watch:
     watch = Watch(0)
+    watch.count(step, LINGER + 1)
     watch.open(step)
     assert watch.wants_one(step)
     return watch
