@@ -18,14 +18,16 @@ from ..errors import UnsupportedModel
 from ..kv.cache import KvFormat
 from ..kv.groups import LayerKvShape, one_group
 from ..memory.kv_demands import block_bytes
-from ..model.base_model import weight_format
+from ..model.base_model import check_rollback, weight_format
 from ..model.expected_base import ExpectedBase, expect_base
 from ..model.load_quantization import LoadQuantization
 from ..speculation import eagle, medusa
 from ..speculation.draft_loading import check_tokens, draft_config, draft_name
 from ..speculation.eagle_checkpoint import ExpectedHead, expect_head
+from ..speculation.head_graphs import head_graph_bytes
 from ..speculation.medusa_checkpoint import expected_values
-from .step_estimate import activation_bytes, graph_bytes
+from .step_estimate import activation_bytes, captures_graphs, draft_graph_bytes
+from .unwritten_base import planned_base
 
 
 class DraftNeeds(NamedTuple):
@@ -70,7 +72,8 @@ class PlannedDrafts:
             (_block_bytes(config, model) if model else 0) + (head.block_bytes if head else 0),
             activation_bytes(config, model) if model else 0,
             head.reading_bytes(config) if head else 0,
-            graph_bytes(config, model) if model else 0,
+            (draft_graph_bytes(config, model) if model else 0)
+            + (head.graph_bytes(config) if head else 0),
         )
 
 
@@ -80,22 +83,36 @@ class _PlannedHead:
     block_bytes: int
     feature_sizes: tuple[int, int]
     """See `DraftHead`."""
-    dtype: torch.dtype
+    num_draft_tokens: int
+    base: ExpectedBase
+
+    def graph_bytes(self, config: EngineConfig) -> int:
+        if not captures_graphs(config, self.base):
+            return 0
+        return head_graph_bytes(
+            config,
+            feature_size=self.feature_sizes[1],
+            num_draft_tokens=self.num_draft_tokens,
+            max_model_len=config.max_model_len or self.base.max_model_len,
+            num_heads=1,
+        )
 
     def reading_bytes(self, config: EngineConfig) -> int:
-        return eagle.read_values(config, self.feature_sizes) * self.dtype.itemsize
+        return eagle.read_values(config, self.feature_sizes) * self.base.dtype.itemsize
 
 
 def _draft_model(config: EngineConfig, base: ExpectedBase) -> ExpectedBase | None:
     name = draft_name(config)
     if name is None:
         return None
-    with naming_the_draft(name):
-        own = draft_config(replace(config, tensor_parallel_size=1, pipeline_parallel_size=1), name)
-        check_tokens(Path(own.model), base.model_dir, base.vocab_size)
+    whole = replace(config, tensor_parallel_size=1, pipeline_parallel_size=1)
+    with naming_the_draft(name), planned_base(name) as folder:
+        own = draft_config(whole, Path(folder))
+        check_tokens(Path(folder), base.model_dir, base.vocab_size)
         draft = expect_base(own, torch.device(config.device))
         if draft.kv_shapes is None:
             raise UnsupportedModel("its KV cache is only known once its weights are loaded")
+        check_rollback(own, draft.kv_shapes)
         return draft
 
 
@@ -126,7 +143,8 @@ def _planned_head(config: EngineConfig, checkpoint: str, base: ExpectedBase) -> 
         sum(_head_bytes(config, expected, base)),
         block_bytes(config, group, [[shape]], KvFormat(base.dtype)),
         (fc.in_features, fc.out_features),
-        base.dtype,
+        expected.head.lm_head.out_features,
+        base,
     )
 
 

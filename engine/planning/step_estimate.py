@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..config import EngineConfig
 from ..execution.decode_graphs import max_rows
 from ..execution.decode_inputs import DecodeLayout
 from ..execution.graph_bytes import fixed_graph_bytes, num_captured_layers
 from ..execution.profiling import PROFILE_CONTEXT
+from ..kv.groups import one_group
+from ..kv.layout import KvGroup
 from ..memory.kv_demands import kv_groups
 from ..model.expected_base import ExpectedBase
 
@@ -30,15 +34,40 @@ def activation_bytes(config: EngineConfig, base: ExpectedBase) -> int:
 
 
 def graph_bytes(config: EngineConfig, base: ExpectedBase) -> int:
-    """Of captured decode steps, also of drafts; 0 where none is captured: on the CPU, and with
-    states."""
+    """Of captured decode steps, also of drafts; 0 where none is captured."""
+    assert base.kv_shapes is not None, "known without values"
+    groups = kv_groups(config, base.kv_shapes, max_model_len=base.max_model_len)
+    num_layers = num_captured_layers(config, len(base.kv_shapes))
+    return _graph_bytes(config, base, groups, num_layers, has_adapters=True)
+
+
+def draft_graph_bytes(config: EngineConfig, draft: ExpectedBase) -> int:
+    """The same of a draft model."""
+    assert draft.kv_shapes is not None, "known without values"
+    num_layers = len(draft.kv_shapes)
+    return _graph_bytes(config, draft, one_group(num_layers, 2), num_layers, has_adapters=False)
+
+
+def captures_graphs(config: EngineConfig, base: ExpectedBase) -> bool:
+    """Not on the CPU, and not with states."""
     assert base.kv_shapes is not None, "known without values"
     has_states = any(layer.states for layer in base.kv_shapes)
-    if base.device_type != "cuda" or config.enforce_eager or has_states:
+    return base.device_type == "cuda" and not config.enforce_eager and not has_states
+
+
+def _graph_bytes(
+    config: EngineConfig,
+    base: ExpectedBase,
+    groups: Sequence[KvGroup],
+    num_layers: int,
+    *,
+    has_adapters: bool,
+) -> int:
+    if not captures_graphs(config, base):
         return 0
     num_rows = max_rows(config)
     layout = DecodeLayout(
-        kv_groups(config, base.kv_shapes, max_model_len=base.max_model_len),
+        tuple(groups),
         config.kv_block_size,
         num_rows,
         base.max_model_len,
@@ -50,8 +79,8 @@ def graph_bytes(config: EngineConfig, base: ExpectedBase) -> int:
         config,
         layout,
         vocab_size=base.vocab_size,
-        num_layers=num_captured_layers(config, len(base.kv_shapes)),
-        has_adapters=True,
+        num_layers=num_layers,
+        has_adapters=has_adapters,
     )
 
 

@@ -27,7 +27,7 @@ def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
     if model is None:
         return None
     with naming_the_draft(model):
-        draft = draft_config(config, model)
+        draft = draft_config(config, locate_base(model))
         check_tokens(Path(draft.model), locate_base(config.model), base.vocab_size)
         return load_base_model(draft)
 
@@ -46,11 +46,11 @@ def draft_name(config: EngineConfig) -> str | None:
     return model
 
 
-def draft_config(config: EngineConfig, model: str) -> EngineConfig:
-    """How this draft model is loaded beside the base of `config`. Raises UnsupportedModel."""
+def draft_config(config: EngineConfig, folder: Path) -> EngineConfig:
+    """How the draft model in this folder is loaded beside the base of `config`."""
     return replace(
         config,
-        model=str(locate_base(model)),
+        model=str(folder),
         quantization_exclude=(),  # these are the base's layers
         max_model_len=None,
         kv_dtype=KvDtype.AUTO if config.kv_dtype.quantizes_blocks else config.kv_dtype,

@@ -501,7 +501,11 @@ class LoadedEagle:
         if serves_graphs(config, self.base):
             num_heads = 1 + (config.adapter_draft_heads if form else 0)
             graphs = head_graph_bytes(
-                config, self.head, self.base.max_model_len, num_heads=num_heads
+                config,
+                feature_size=self.head.feature_sizes[1],
+                num_draft_tokens=len(self.head.token_ids),
+                max_model_len=self.base.max_model_len,
+                num_heads=num_heads,
             )
         return EagleDemand(
             self.weight_bytes,

@@ -92,8 +92,8 @@ def load_head(
     shapes = {name: tuple(tensor.shape) for name, tensor in head.named_parameters()}
     if _EMBEDDING in tensors:
         shapes[_EMBEDDING] = (vocab_size, head.config.hidden_size)
-    elif head.config.hidden_size != hidden_size:
-        folder.refuse(f"{_EMBEDDING} is missing, and the base's has another size")
+    else:
+        _check_size(folder, head, hidden_size)
     folder.check_tensors(tensors, shapes)
     head_id = _head_id(head, layers, tensors, to_token)
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -122,7 +122,10 @@ def expect_head(path: Path, *, hidden_size: int, vocab_size: int, num_layers: in
         num_layers=num_layers,
         base_id=None,
     )
-    return ExpectedHead(head, _EMBEDDING in folder.tensor_names())
+    has_embedding = _EMBEDDING in folder.tensor_names()
+    if not has_embedding:
+        _check_size(folder, head, hidden_size)
+    return ExpectedHead(head, has_embedding)
 
 
 def _empty_head(
@@ -180,6 +183,12 @@ def _check_rotation(folder: HeadFolder, head: EagleHead) -> None:
     num_rotated = 2 * len(attention.rotary.inv_freq)
     if num_rotated != attention.head_dim:
         folder.refuse(f"it rotates {num_rotated} of {attention.head_dim} dimensions of a head")
+
+
+def _check_size(folder: HeadFolder, head: EagleHead, hidden_size: int) -> None:
+    """Of a head that reads the base's embedding."""
+    if head.config.hidden_size != hidden_size:
+        folder.refuse(f"{_EMBEDDING} is missing, and the base's has another size")
 
 
 def _layers(folder: HeadFolder, raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

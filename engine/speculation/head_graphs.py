@@ -136,11 +136,20 @@ def head_sizes(config: EngineConfig) -> list[int]:
 
 
 def head_graph_bytes(
-    config: EngineConfig, head: DraftHead, max_model_len: int, *, num_heads: int
+    config: EngineConfig,
+    *,
+    feature_size: int,
+    num_draft_tokens: int,
+    max_model_len: int,
+    num_heads: int,
 ) -> int:
-    """Device memory of the inputs, the outputs and the graphs themselves, of so many heads."""
+    """Device memory of the inputs, the outputs and the graphs themselves, of so many heads.
+
+    `feature_size`: the second of `DraftHead.feature_sizes`. `num_draft_tokens`: those that they can
+    draft.
+    """
     (group,) = one_group(1, 1)
     layout = head_layout(config, group, max_model_len)
-    row_bytes = 4 * (2 * head.feature_sizes[1] + len(head.token_ids))
+    row_bytes = 4 * (2 * feature_size + num_draft_tokens)
     graph_bytes = num_heads * len(head_sizes(config)) * GRAPH_LAYER_BYTES
     return layout.num_bytes + layout.max_rows * row_bytes + graph_bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from loraplex.engine.memory.kv_budget import MIB
 from loraplex.engine.planning.load_needs import Load, LoadNeeds, LoadPlanner
 from support.eagle import save_random_head
 from support.engine import LocalEngine
+from support.families import STATES, save_family
 from support.medusa import save_untrained_heads
 from support.models import make_tiny_llama
 
@@ -27,8 +30,8 @@ def drafters(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {"draft": tiny_base, "eagle": folder / "eagle", "medusa": folder / "medusa"}
 
 
-def planned(base: Path, *speculation: str, **settings: object) -> LoadNeeds:
-    config = EngineConfig(str(base), device="cpu", speculation=speculation, **settings)  # type: ignore[arg-type]
+def planned(base: Path, *speculation: str, device: str = "cpu", **settings: object) -> LoadNeeds:
+    config = EngineConfig(str(base), device=device, speculation=speculation, **settings)  # type: ignore[arg-type]
     return LoadPlanner(config).needs(LOAD)
 
 
@@ -84,6 +87,54 @@ def test_ranks_leave_the_draft_model_whole(drafters: dict[str, Path], tiny_base:
     alone, divided = planned(tiny_base, draft), planned(tiny_base, draft, tensor_parallel_size=2)
     assert divided.draft_weight_bytes == alone.draft_weight_bytes
     assert divided.weight_bytes < alone.weight_bytes
+
+
+def test_graphs_of_a_draft_model_have_all_of_its_layers_and_no_adapters(tmp_path: Path) -> None:
+    base = make_tiny_llama(tmp_path / "base", num_hidden_layers=4)
+    draft = make_tiny_llama(tmp_path / "draft", num_hidden_layers=1)
+
+    def graph_bytes(*speculation: str) -> int:
+        return planned(base, *speculation, device="cuda").graph_bytes
+
+    added = graph_bytes(f"draft:{draft}") - graph_bytes("ngram")
+    assert 0 < added < graph_bytes("ngram")
+    # The layers of a self-draft are the base's.
+    assert graph_bytes(f"draft:{draft}", "skip:2") == graph_bytes("skip:2") + added
+
+
+def test_passes_of_an_eagle_head_have_graphs_on_cuda(
+    drafters: dict[str, Path], tiny_base: Path
+) -> None:
+    eagle, plain = (
+        planned(tiny_base, each, device="cuda").graph_bytes
+        for each in (f"eagle:{drafters['eagle']}", "ngram")
+    )
+    assert eagle > plain
+
+
+def test_a_draft_model_may_be_its_configuration_alone(
+    drafters: dict[str, Path], tiny_base: Path, tmp_path: Path
+) -> None:
+    shutil.copy(tiny_base / "config.json", tmp_path)
+    assert planned(tiny_base, f"draft:{tmp_path}") == planned(tiny_base, f"draft:{tiny_base}")
+
+
+def test_a_draft_model_whose_states_cannot_be_taken_back_is_refused(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    vocab_size = json.loads((tiny_base / "config.json").read_text())["vocab_size"]
+    model_type, differences = STATES["mamba2"]
+    draft = save_family(tmp_path, model_type, {**differences, "vocab_size": vocab_size})
+    with pytest.raises(UnsupportedModel, match="cannot take back"):
+        planned(tiny_base, f"draft:{draft}")
+
+
+def test_a_head_that_reads_the_embedding_of_another_size_is_refused(
+    drafters: dict[str, Path], tmp_path: Path
+) -> None:
+    wider = make_tiny_llama(tmp_path / "wider", hidden_size=128)
+    with pytest.raises(InvalidParameter, match="is missing, and the base's has another size"):
+        planned(wider, f"eagle:{drafters['eagle']}")
 
 
 @pytest.mark.parametrize("name", ["draft", "eagle", "medusa"])

@@ -89,8 +89,6 @@ def test_heads_that_were_captured_keep_their_graphs_if_another_one_fails(
 
 def test_the_memory_plan_has_the_graphs_of_all_heads() -> None:
     config = EngineConfig("base", speculation=("eagle:head",), adapter_draft_heads=2)
-    head = PackedHead(make_head(), LoadQuantization())
-    one, two, three = (
-        head_graph_bytes(config, head, 128, num_heads=number) for number in (1, 2, 3)
-    )
+    sizes = {"feature_size": SIZE, "num_draft_tokens": VOCAB, "max_model_len": 128}
+    one, two, three = (head_graph_bytes(config, **sizes, num_heads=number) for number in (1, 2, 3))
     assert three - two == two - one == len(head_sizes(config)) * (256 << 10)
