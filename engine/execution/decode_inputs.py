@@ -330,6 +330,9 @@ class _Tables:
         `tables`, `places`: of the first rows, a token each. `queries`: their places without the
         hidden tokens.
         """
+        if self._change is not None:  # what it changed was not taken: these rows hold nothing known
+            for row in self._change.rows.tolist():
+                self._held[row] = NO_BLOCKS
         seen = visible_blocks(self._group, self._block_size, queries, places + 1)
         num_rows = len(tables)
         is_changed = (seen.ends != self._ends[:num_rows]) | (seen.firsts != self._firsts[:num_rows])
@@ -359,14 +362,13 @@ class _Tables:
 
     def take(self, words: Tensor) -> None:
         """Move what `fill` has written to its rows."""
-        change, self._change = self._change, None
-        assert change is not None, "filled before"
-        start, rows, tables, seen, size = change
-        if not tables:
-            return
-        first_table = start + len(rows)
-        written = words[first_table : first_table + math.prod(size)].view(size)
-        self._blocks[..., : size[2]].index_copy_(1, words[start:first_table], written)
+        assert self._change is not None, "filled before"
+        start, rows, tables, seen, size = self._change
+        if tables:
+            first_table = start + len(rows)
+            written = words[first_table : first_table + math.prod(size)].view(size)
+            self._blocks[..., : size[2]].index_copy_(1, words[start:first_table], written)
+        self._change = None
         for row, table in zip(rows.tolist(), tables, strict=True):
             self._held[row] = table
         self._firsts[rows], self._ends[rows], self._counts[rows] = (

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from loraplex.engine.execution.decode_inputs import DecodeInputs, DecodeLayout
 from loraplex.engine.kv.block_pool import NULL_BLOCK
@@ -427,6 +428,40 @@ def test_rows_whose_tables_did_not_change_are_not_copied_again(
     assert fill(11, 12, 11, 11) == [1]
     tables[3] = [block_table([9, 8, 7, 6])]
     assert fill(11, 13, 11, 11) == [3]
+
+
+class Failing:
+    """Whose pending tokens cannot be put in their places."""
+
+    def __init__(self) -> None:
+        self.sources: list[int] = []
+
+    def fill(self, input_ids: Tensor, sources: Tensor) -> None:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("num_rows", [4, 2])
+def test_inputs_that_failed_leave_no_slot_to_a_later_step(num_rows: int) -> None:
+    layout = DecodeLayout(GROUPS[:1], BLOCK, 4, MAX_LEN)
+    inputs = DecodeInputs(layout, [999], CPU)
+
+    def chunks(first: int) -> list[SequenceChunk]:
+        return [
+            SequenceChunk([7], 10, [tables[first + number]], num_evicted=0) for number in range(4)
+        ]
+
+    def slots(some: list[SequenceChunk]) -> list[int]:
+        inputs.fill(some, [-1] * len(some), num_rows=len(some))
+        (batch,) = inputs.attention(len(some))
+        found: list[int] = batch.slot_mapping.tolist()
+        return found
+
+    tables = [block_table(range(1 + 20 * number, 9 + 20 * number)) for number in range(8)]
+    expected = slots(chunks(0))
+    with pytest.raises(MemoryError):
+        inputs.fill(chunks(4), [-1] * 4, num_rows=4, pending=Failing())
+    assert slots(chunks(0)[:num_rows]) == expected[:num_rows]
+    assert slots(chunks(0)) == expected
 
 
 def test_a_block_table_cannot_be_changed_in_place() -> None:
