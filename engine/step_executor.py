@@ -94,9 +94,9 @@ class StepExecutor:
 
     def rest(self) -> None:
         """There is no step to run: erase what deleted adapters have left in the KV cache, and write
-        prefixes to the disk."""
-        if not self.has_step_in_flight and (operations := self._kv.operations.take()):
-            self._runner.execute_at_rest(operations)
+        prefixes to the disk. So are operations executed that wait for a step already."""
+        if not self.has_step_in_flight:
+            self._runner.execute_at_rest(self._kv.operations.take())
 
     def run(self, batch: ScheduledBatch) -> None:
         """Run one step and process its output; if it stays in flight, that of the one before."""

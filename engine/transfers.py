@@ -19,7 +19,8 @@ def to_device(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """A copy of these values on the device, in the order of its current stream."""
+    """These values on the device, in the order of its current stream: a copy, but for a tensor or
+    an array on the CPU."""
     host = torch.as_tensor(values, dtype=dtype)
     if device.type == "cpu":
         return host

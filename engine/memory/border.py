@@ -1,8 +1,9 @@
 """Moves memory between the KV cache and the arena, as `Budget` decides.
 
 One side gives before the other gets. The KV cache gives up free blocks, whose memory goes back to
-the system before the next step; or its last blocks, if adapters get the same addresses: what they
-hold moves to free ones. The arena gives up its end once it is empty. Addresses stay. Torch-free.
+the system with the next step that is computed here; or its last blocks, if adapters get the same
+addresses: what they hold moves to free ones. The arena gives up its end once it is empty. Addresses
+stay. Torch-free.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class Border:
         if not self._group.layout.gives_end:
             self._group.withdraw(count)
         elif count:
-            # Nothing may come between a table and the bytes of its blocks.
+            # Nothing may come between a table and the bytes of its blocks. With stages the bytes
+            # move when the next step begins here: none that drafts or reads prompts is in flight.
             live = (request.kv for request in self._scheduler.requests())
             self._group.withdraw_last(count, live)
             self._execute(self._kv.operations.take())

@@ -215,9 +215,14 @@ class Follower:
                 self.steps.run(command)
             case ForgetRequests(request_ids):
                 self.steps.masses.forget(request_ids)
-            case ZeroKv(operation) | CopyKv(operation) | SwapKvOut(operation) | SwapKvIn(operation):
-                self._cache.execute([operation])
-            case GiveBackKv(operation) | RestoreKv(operation):
+            case (
+                ZeroKv(operation)
+                | CopyKv(operation)
+                | SwapKvOut(operation)
+                | SwapKvIn(operation)
+                | GiveBackKv(operation)
+                | RestoreKv(operation)
+            ):
                 self._cache.execute([operation])
             case MoveKv(tables, sources, targets):
                 self._cache.move(unpack_tables(tables), sources, targets)

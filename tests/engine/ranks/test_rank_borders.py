@@ -151,11 +151,14 @@ class Directed(Budget):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", [FAST[0], SLOW[0]], ids=str)
 def test_adapters_take_room_from_cold_prefixes_on_every_rank_and_give_it_back(
-    traffic: Traffic, tmp_path: Path
+    case: Case, traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While no step follows, too."""
+    monkeypatch.setattr(plan, "divides_memory", lambda _memory: case.is_divided)
     with followers_as_threads() as followers:
-        engine = open_group(traffic, tmp_path, SLOW[0])
+        engine = open_group(traffic, tmp_path, case)
         parts = engine.core.parts
         border, bounds, manager = parts.border, parts.plan.border, parts.tiers.manager
         assert border is not None
