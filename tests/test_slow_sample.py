@@ -18,6 +18,9 @@ def test_quick(case): pass
 @pytest.mark.slow
 def test_one(): pass
 
+@pytest.mark.slow(is_sampled=False)
+def test_what_others_show(): pass
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", range(40))
 def test_cases(case): pass
@@ -54,7 +57,7 @@ def collected(folder: Path, *arguments: str) -> list[str]:
 
 
 def test_without_a_sample_all_cases_run(folder: Path) -> None:
-    assert len(collected(folder)) == 40 + 1 + 40 + 80
+    assert len(collected(folder)) == 40 + 2 + 40 + 80
 
 
 def test_a_sample_is_a_part_of_each_slow_test_and_is_the_same_in_each_run(folder: Path) -> None:
@@ -62,6 +65,7 @@ def test_a_sample_is_a_part_of_each_slow_test_and_is_the_same_in_each_run(folder
     assert names == collected(folder, "--slow-sample", "3")
     assert len([name for name in names if name.startswith("test_quick")]) == 40
     assert "test_one" in names
+    assert "test_what_others_show" not in names
     assert "test_cases[0]" in names
     assert 5 < len([name for name in names if name.startswith("test_cases")]) < 25
     products = [name for name in names if name.startswith("test_products")]

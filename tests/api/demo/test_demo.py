@@ -76,6 +76,7 @@ def test_every_adapter_answers_in_its_style_and_the_base_in_none(run: DemoRun) -
         assert part["base_accuracy"] < 0.1
 
 
+@pytest.mark.slow(is_sampled=False)
 def test_two_ranks_answer_as_the_adapters_were_trained_to(tmp_path: Path) -> None:
     run = run_demo(tmp_path, "--tensor-parallel-size", "2")
     assert run.results["quantization"] == "int8"

@@ -85,6 +85,7 @@ def test_the_group_is_back_when_the_other_host_is_back(model: Path, host: OtherH
     asyncio.run(scenario())
 
 
+@pytest.mark.slow(is_sampled=False)
 def test_the_group_is_back_after_the_ranks_of_rank_0_s_host_were_lost(
     model: Path, host: OtherHost
 ) -> None:

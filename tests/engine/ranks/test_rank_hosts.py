@@ -59,6 +59,7 @@ async def hang_in_a_step(client: EngineClient, victim: int) -> None:
     assert "rank 1 " in client.failure.message
 
 
+@pytest.mark.slow(is_sampled=False)
 def test_mixed_traffic_has_the_tokens_of_one_rank(tmp_path: Path, host: OtherHost) -> None:
     """With adapters, whose files only rank 0's host has; two ranks of each stage."""
     traffic = Traffic(tmp_path)

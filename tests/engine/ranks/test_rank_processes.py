@@ -102,6 +102,7 @@ async def stop_an_idle_follower(client: EngineClient, victim: int) -> None:
     assert "rank 1 " in client.failure.message
 
 
+@pytest.mark.slow(is_sampled=False)
 def test_the_group_is_back_after_the_supervisor_has_given_it_up(model: Path) -> None:
     """It sees a stall before the ranks see which of them hangs."""
 
