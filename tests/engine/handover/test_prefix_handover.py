@@ -133,7 +133,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     return Engines(base, path, [make_adapter(base, path / "adapter", seed=1)])
 
 
-@pytest.mark.parametrize("policy", marked_slow(["snapkv:40", "h2o:40"], slow={"h2o:40"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["snapkv:40", "h2o:40"])
 def test_with_a_kv_policy_of_the_engine_tokens_are_those_of_one_engine(
     policy: str, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ from support.eagle import (
 )
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
+from support.marks import marked_slow
 from support.models import make_adapter, make_tiny_llama
 
 LAYERS = (1, 1, 2)
@@ -119,7 +120,7 @@ def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", marked_slow([0.7, 0.0], slow=[0.0]))
 def test_the_tokens_are_those_of_plain_decoding(tmp_path: Path, temperature: float) -> None:
     # With tied embeddings it repeats itself: a head that says what it said before may be right.
     base = make_tiny_llama(tmp_path / "base", tie_word_embeddings=True)
