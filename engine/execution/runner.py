@@ -74,7 +74,7 @@ class ModelRunner:
         self.features: LayerFeatures | None = None
         """What steps give of the hidden states between layers; None: nothing."""
         self.watches: Callable[[Request], bool] = lambda _request: True
-        """Whether they are wanted of a request: steps without graphs give none if of nobody."""
+        """Whether a request needs them. A step without graphs skips them if no request does."""
         self.num_graph_steps = 0
         self.num_eager_decodes = 0
         """The number of decode-only steps that no graph served, if graphs are enabled."""

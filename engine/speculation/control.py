@@ -344,7 +344,7 @@ class Control:
         replaced = step.choices.get(request)
         num_tokens = min(probes.NUM_TOKENS, self._max_tokens)
         num_free = step.num_free_tokens + (replaced.num_tokens if replaced else 0)
-        # Where even a certain token would not pay, nobody is watched for it either.
+        # No room, or not even a token that is certain to be right would pay.
         if num_tokens > num_free or step.token_seconds[name] * step.expected.rate >= 1:
             if watch is not None:
                 watch.block(self._step)
