@@ -571,7 +571,7 @@ def test_a_crowd_has_the_tokens_of_requests_alone(
             alone.run()
             assert actual == alone.answers[name].token_ids
         crowd.core.parts.kv.check_integrity([])
-    assert num_from_disk(crowd) > 10
+    assert num_from_disk(crowd) > 0
     alone.close()
     crowd.close()
 
