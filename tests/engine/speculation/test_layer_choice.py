@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.layer_subset import LayerSubset
+from loraplex.engine.speculation import draft_costs
 from loraplex.engine.speculation.draft_costs import DraftCosts, measure_costs
 from loraplex.engine.speculation.draft_trial import DraftTrial, prefixes_of
 from loraplex.engine.speculation.layer_choice import (
@@ -197,17 +200,32 @@ def test_every_draft_token_of_all_layers_is_right(case: str, tmp_path: Path) -> 
     assert trial.accepted(whole) == [1.0, 1.0, 1.0]
 
 
+class _ElementClock(TorchDispatchMode):
+    """An operation takes one second for each element of its output, whatever else runs."""
+
+    _seconds = 0
+
+    def now(self) -> int:
+        return self._seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        self._seconds += sum(leaf.numel() for leaf in tree_leaves(output) if torch.is_tensor(leaf))
+        return output
+
+
 def test_measured_costs_rank_passes_by_what_they_compute(
-    base: BaseModel, trial: DraftTrial
+    base: BaseModel, trial: DraftTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    costs = measure_costs(base, trial)
+    with _ElementClock() as clock:  # type: ignore[no-untyped-call]
+        monkeypatch.setattr(draft_costs, "perf_counter", clock.now)
+        costs = measure_costs(base, trial)
     assert costs.num_layers == NUM_LAYERS
     assert 0.0 < costs.outside < 1.0
     assert costs.of_draft_token(NUM_LAYERS) == pytest.approx(1.0)
     assert costs.of_draft_token(1) < costs.of_draft_token(2)
     assert len(costs.verification) == NUM_TOKENS
-    assert costs.verification == sorted(costs.verification)
-    assert costs.verification[0] >= 1.0
+    assert 1.0 < costs.verification[0] < costs.verification[1] < costs.verification[2]
 
 
 def test_prefixes_are_drawn_from_all_that_end_before_a_token_to_learn() -> None:
