@@ -63,11 +63,11 @@ def assert_greedy(base: Path, prompt: list[int], output: list[int], **inputs: An
     [
         ("mistral-window", {}),
         ("llama", {"attention_window": 24, "attention_sinks": 0}),
-        ("gpt_oss-sinks-window", {"attention_window": 24, "attention_sinks": 0}),
-        pytest.param(
-            "gemma3-window",
-            {"attention_window": 24, "attention_sinks": 0},
-            marks=pytest.mark.slow,
+        *(
+            pytest.param(
+                case, {"attention_window": 24, "attention_sinks": 0}, marks=pytest.mark.slow
+            )
+            for case in ("gpt_oss-sinks-window", "gemma3-window")
         ),
     ],
 )

@@ -82,7 +82,12 @@ def assert_drafted(
 
 
 @pytest.mark.parametrize(
-    ("num_prompt_tokens", "temperature"), [(1, 0.0), (4, 0.7), (MAX_PENDING + 40, 0.0)]
+    ("num_prompt_tokens", "temperature"),
+    [
+        pytest.param(1, 0.0, marks=pytest.mark.slow),
+        (4, 0.7),
+        (MAX_PENDING + 40, 0.0),
+    ],
 )
 def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
     tiny_base: Path,
@@ -398,14 +403,10 @@ def test_what_is_computed_again_after_a_preemption_changes_no_draft(
     assert_drafted(head, model, made, [5, 80, 33, 7, *engine.answers["r0"].token_ids])
 
 
-FAMILIES = ["gemma2-softcap-window", "gpt2-conv1d", "qwen3_moe"]
-SLOW_FAMILIES = ["cohere", "granite", "opt"]
+FAMILIES = ["gemma2-softcap-window", "gpt2-conv1d", "qwen3_moe", "cohere", "granite", "opt"]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [*FAMILIES, *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW_FAMILIES)],
-)
+@pytest.mark.parametrize("family", marked_slow(FAMILIES, slow=FAMILIES[1:]))
 def test_the_features_are_those_of_the_models_own_layers(family: str, tmp_path: Path) -> None:
     base = save_family(tmp_path / "base", *SERVED[family])
     model = AutoModelForCausalLM.from_pretrained(base)

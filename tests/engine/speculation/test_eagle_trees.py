@@ -88,7 +88,7 @@ def paths_of(draft: Draft) -> list[NodePath]:
     ]
 
 
-@pytest.mark.parametrize("temperature", [GREEDY, HOT])
+@pytest.mark.parametrize("temperature", marked_slow([HOT, GREEDY], slow=[GREEDY]))
 def test_takes_the_likeliest_of_all_nodes_after_whatever_was_accepted(
     tiny_base: Path, tmp_path: Path, checkpoint: Path, head: EagleHead, temperature: float
 ) -> None:

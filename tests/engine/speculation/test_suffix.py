@@ -27,6 +27,7 @@ from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.speculation.remembered_outputs import MAX_AGE_SECONDS
 from loraplex.engine.speculation.suffix import SuffixProposer
 from support.engine import LocalEngine
+from support.marks import marked_slow
 
 KEY, OTHER = AdapterKey("acme", "sha256:1"), AdapterKey("acme", "sha256:2")
 names = count()
@@ -207,7 +208,7 @@ def run_some(engine: LocalEngine, name: str) -> None:
         engine.step()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", marked_slow([0.9, 0.0], slow=[0.0]))
 def test_recurring_requests_are_drafted_from_their_first_answers_and_answered_alike(
     tiny_base: Path, adapter_folders: list[Path], tmp_path: Path, temperature: float
 ) -> None:
