@@ -9,27 +9,30 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
-_CACHE_LINE = 64
-_NO_HUGE_PAGES = 15
-"""`MADV_NOHUGEPAGE` of Linux, which Python's `mmap` does not name on every build."""
+_HUGE_PAGES, _NO_HUGE_PAGES = 14, 15
+"""`MADV_HUGEPAGE` and `MADV_NOHUGEPAGE` of Linux, which Python's `mmap` does not name on every
+build."""
+_LEAST_OF_HUGE_PAGES = 4 << 20
 CAN_GIVE_BACK = sys.platform == "linux"
 """Whether `give_back` returns memory: elsewhere the system may keep the old bytes."""
 
 
 def untouched_zeros(num_elements: int, dtype: torch.dtype) -> Tensor:
-    """Zeros `[num_elements]` that start on a cache line.
+    """Zeros `[num_elements]` that start on a page.
 
-    From calloc, where torch would fill them; and numpy asks for huge pages, so that the loader
-    threads that write first spend little time on page faults.
+    A mapping of their own, where torch would fill them, and calloc what it takes from the heap.
+    Of huge pages if they are large, so that the loader threads that write first spend little time
+    on page faults.
     """
     num_bytes = num_elements * dtype.itemsize
-    untouched = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)
-    start = -untouched.ctypes.data % _CACHE_LINE
-    return torch.from_numpy(untouched[start : start + num_bytes]).view(dtype)
+    mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    zeros = torch.frombuffer(mapping, dtype=torch.uint8)[:num_bytes]
+    if CAN_GIVE_BACK and num_bytes >= _LEAST_OF_HUGE_PAGES:
+        _advise(zeros.data_ptr(), zeros.data_ptr() + num_bytes, _HUGE_PAGES)
+    return zeros.view(dtype)
 
 
 def give_back(memory: Tensor) -> None:
