@@ -278,7 +278,7 @@ def corrupt(tmp_path: Path, *, first: int, last: int | None) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("part", ["headers", "blocks"])
+@pytest.mark.parametrize("part", marked_slow(["blocks", "headers"], slow=["headers"]))
 def test_a_damaged_file_is_a_miss_and_never_wrong(
     part: str, tiny_base: Path, tmp_path: Path
 ) -> None:

@@ -184,7 +184,12 @@ def test_what_a_request_holds_stays_the_same(case: str, tmp_path: Path) -> None:
         ("bloom-slopes", {"attention_window": 24}, "--attention-sinks 0 serves it"),
         ("llama", {"attention_window": 60, "attention_sinks": 0}, "too close"),
         ("gpt2-conv1d", {"attention_window": 24, "attention_sinks": 0}, "absolute positions"),
-        ("opt", {"attention_window": 24, "attention_sinks": 0}, "absolute positions"),
+        pytest.param(
+            "opt",
+            {"attention_window": 24, "attention_sinks": 0},
+            "absolute positions",
+            marks=pytest.mark.slow,
+        ),
         ("llama4-chunks", {"attention_window": 24, "attention_sinks": 0}, "chunks"),
     ],
 )

@@ -286,7 +286,7 @@ def test_a_prefix_is_of_the_tenant_and_adapter_of_the_request_that_awaits_it(
         assert engines.decode.answers[other].token_ids == expected
 
 
-@pytest.mark.parametrize("prefix_first", [True, False])
+@pytest.mark.parametrize("prefix_first", marked_slow([True, False], slow=[False]))
 def test_a_grammar_and_a_prefix_are_both_waited_for(
     prefix_first: bool, tiny_base: Path, tmp_path: Path
 ) -> None:

@@ -256,7 +256,7 @@ def test_under_pressure_nothing_changes_and_nothing_leaks(
     assert cache.num_free_blocks == cache.num_blocks
 
 
-@pytest.mark.parametrize("name", ["run", "run_levels"])
+@pytest.mark.parametrize("name", marked_slow(["run_levels", "run"], slow=["run"]))
 def test_a_head_that_gives_no_numbers_harms_nothing_and_is_forgotten(
     tiny_base: Path, tmp_path: Path, checkpoint: Path, name: str
 ) -> None:

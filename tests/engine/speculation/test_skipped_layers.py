@@ -20,6 +20,7 @@ from loraplex.engine.model.layer_list import layer_list
 from loraplex.engine.model.layer_subset import LayerSubset, drafting_layers
 from support.engine import LocalEngine
 from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
+from support.marks import marked_slow
 from support.models import make_adapter
 from support.paged import paged_logits
 
@@ -67,7 +68,7 @@ def answer_all(
 
 @pytest.mark.parametrize(
     ("layers", "temperature"),
-    [("0", 0.7), ("1", 0.0), pytest.param("0", 0.0, marks=pytest.mark.slow)],
+    marked_slow([("1", 0.7), ("0", 0.7), ("0", 0.0)], slow=[("0", 0.7), ("0", 0.0)]),
 )
 def test_the_answers_are_those_of_plain_decoding(
     tiny_base: Path, adapter_folders: list[Path], tmp_path: Path, layers: str, temperature: float
@@ -122,7 +123,7 @@ def test_the_answers_of_other_families_are_those_of_plain_decoding(
     assert num_drafted > 60
 
 
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("case", marked_slow(FAMILIES, slow=FAMILIES[4:]))
 def test_drafts_have_the_logits_of_a_model_that_lacks_the_layers(case: str, tmp_path: Path) -> None:
     model_type, differences = SERVED[case]
     path = save_family(tmp_path, model_type, {**differences, **FOUR_LAYERS})
