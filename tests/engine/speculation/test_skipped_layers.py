@@ -68,7 +68,10 @@ def answer_all(
 
 @pytest.mark.parametrize(
     ("layers", "temperature"),
-    marked_slow([("1", 0.7), ("0", 0.7), ("0", 0.0)], slow=[("0", 0.7), ("0", 0.0)]),
+    [
+        ("1", 0.7),
+        *(pytest.param("0", temperature, marks=pytest.mark.slow) for temperature in (0.0, 0.7)),
+    ],
 )
 def test_the_answers_are_those_of_plain_decoding(
     tiny_base: Path, adapter_folders: list[Path], tmp_path: Path, layers: str, temperature: float
