@@ -116,6 +116,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     *,
+    kind: type[PreTrainedModel] | None = None,
     left_stored: ModulesOf | None = None,
     left_experts: ExpertsOf | None = None,
     left_rows: ModulesOf | None = None,
@@ -124,6 +125,7 @@ def load_weights(
 ) -> PreTrainedModel:
     """The model with the weights of the folder's files, every one and no other.
 
+    `kind`: the class of which `build_model` has made a model of `config`; None: it was not called.
     `layer`: the model of this layer is loaded, with `config` its own; None: the folder's own model.
     `left_stored` chooses modules whose weights are read from the files only when they are used (see
     `stored_weights`), `left_experts` experts whose matrices are (see `stored_experts`).
@@ -132,8 +134,9 @@ def load_weights(
     `weight_values` reads again. Raises WeightsMissing, WeightsUnexpected, ShapesDiffer,
     QuantizedBase or DamagedBase.
     """
-    with torch.device("meta"):
-        kind = type(build_model(config))  # the fault is the configuration's, not the weights'
+    if kind is None:
+        with torch.device("meta"):
+            kind = type(build_model(config))  # the fault is the configuration's, not the weights'
     loader = _Loader(kind, model_dir, config, dtype)
     with (
         transformers_quiet(),

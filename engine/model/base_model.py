@@ -75,6 +75,9 @@ from .weight_rows import whole_rows
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that read the same input if they are in one module."""
+_WORTH_RETURNING = 1 << 20
+"""The number of weights whose memory is returned to the system at once: each time costs half a
+millisecond."""
 
 
 @dataclass(frozen=True)
@@ -269,14 +272,16 @@ def load_base_model(
         engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
     )
     left_experts = experts_parameters if packs_experts(engine, stored_format) else None
+    with torch.device("meta"):
+        empty = build_model(config)
     if check_room and stored_format is None and not is_smaller and left_experts is None:
-        with torch.device("meta"):
-            check_room(build_model(config), dtype, device)
+        check_room(empty, dtype, device)
     model = load_weights(
         model_dir,
         config,
         dtype,
         device,
+        kind=type(empty),
         left_stored=decoder_linears if is_smaller else None,
         left_experts=left_experts,
         packed_later=model_ends if stored_format else None,
@@ -515,7 +520,8 @@ def replace_linears(
             packed[names[0]] = _replace_group(model, group, linear, shards)
             packed[names[0]].rounded = also_rounded
             del group
-            return_freed_memory()
+            if sizes[names[0]] >= _WORTH_RETURNING:
+                return_freed_memory()
             advance()
     return [packed[names[0]] for names in groups]
 
