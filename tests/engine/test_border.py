@@ -16,6 +16,7 @@ from loraplex.engine.reports.memory import map_memory
 from support.borders import between_the_sides, open_engine, open_moving, serve, swing
 from support.eagle import save_random_head
 from support.engine import MIB, LocalEngine
+from support.marks import marked_slow
 from support.models import make_adapter
 
 NUM_ADAPTERS = 6
@@ -29,7 +30,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> list[
     return [make_adapter(tiny_base, folder / str(seed), seed=seed) for seed in range(NUM_ADAPTERS)]
 
 
-@pytest.fixture(params=["own", "divided"])
+@pytest.fixture(params=marked_slow(["own", "divided"], slow=["divided"]))
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "divided":
         monkeypatch.setattr(plan, "divides_memory", lambda _memory: True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,19 @@ class Engines:
             "swap_bytes": 4 << 20,
             **config,
         }
-        self.prefill, self.decode, self.whole = (
-            LocalEngine(base, path, **settings) for _ in range(3)
-        )
+        self._open = partial(LocalEngine, base, path, **settings)
+        self._adapters = adapters
+        self.prefill, self.decode = self._open(), self._open()
         self.keys: list[AdapterKey] = []
-        for engine in (self.prefill, self.decode, self.whole):
+        for engine in (self.prefill, self.decode):
             self.keys = [engine.add_adapter(adapter) for adapter in adapters]
+
+    @cached_property
+    def whole(self) -> LocalEngine:
+        engine = self._open()
+        for adapter in self._adapters:
+            engine.add_adapter(adapter)
+        return engine
 
     def compute(
         self,

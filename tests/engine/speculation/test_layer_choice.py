@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -79,19 +80,29 @@ def expected(path: Path) -> dict[LayerSet, list[float]]:
     model: Any = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
     counts = {each: [0] * NUM_TOKENS for each in ALL_SETS}
     for prefix in prefixes():
-        answer = continued(model, prefix, LayerSet())
+        cache = cache_of(model, prefix)
+        answer = continued(model, prefix, deepcopy(cache), LayerSet())
         for left_out, right in counts.items():
-            drafted = continued(model, prefix, left_out)
+            drafted = continued(model, prefix, deepcopy(cache), left_out)
             for place in range(NUM_TOKENS):
                 right[place] += drafted[: place + 1] == answer[: place + 1]
     return {each: [count / len(prefixes()) for count in right] for each, right in counts.items()}
 
 
-def continued(model: Any, prefix: Sequence[int], left_out: LayerSet) -> list[int]:
-    """Greedy tokens without some layers, after what the whole model keeps of the prefix."""
-    cache, tokens, whole = DynamicCache(), [prefix[-1]], model.model.layers
+def cache_of(model: Any, prefix: Sequence[int]) -> DynamicCache:
+    """What the whole model keeps of a prefix, its last token apart."""
+    cache = DynamicCache()
     with torch.inference_mode():
         model(torch.tensor([prefix[:-1]]), None, None, cache)  # its name differs by release
+    return cache
+
+
+def continued(
+    model: Any, prefix: Sequence[int], cache: DynamicCache, left_out: LayerSet
+) -> list[int]:
+    """Greedy tokens without some layers, after the prefix in `cache`, which is changed."""
+    tokens, whole = [prefix[-1]], model.model.layers
+    with torch.inference_mode():
         model.model.layers = nn.ModuleList(
             layer for index, layer in enumerate(whole) if index not in left_out
         )
@@ -178,7 +189,8 @@ def test_an_answer_that_ends_takes_no_more_draft_tokens(base: BaseModel, path: P
     free = DraftTrial(base, prefixes()[:1], num_tokens=NUM_TOKENS)
     assert free.accepted(whole) == [1.0, 1.0, 1.0]
     model: Any = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
-    answer = continued(model, prefixes()[0], LayerSet())
+    (prefix, *_) = prefixes()
+    answer = continued(model, prefix, cache_of(model, prefix), LayerSet())
     second = answer[1]
     own, ends = base.eos_token_ids, frozenset([second])
     object.__setattr__(base, "eos_token_ids", ends)
