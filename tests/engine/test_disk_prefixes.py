@@ -72,9 +72,13 @@ def ask(
     prompt: list[int],
     adapter: AdapterKey | None = None,
     tenant_id: str = "acme",
+    *,
+    max_tokens: int = 6,
 ) -> tuple[list[int], int]:
     """The answer, and how many tokens of the prompt were cached."""
-    name = engine.submit(prompt, adapter, tenant_id=tenant_id, max_tokens=6, ignore_eos=True)
+    name = engine.submit(
+        prompt, adapter, tenant_id=tenant_id, max_tokens=max_tokens, ignore_eos=True
+    )
     engine.run()
     answer = engine.answers[name]
     assert answer.started is not None
@@ -86,7 +90,7 @@ def displace(engine: LocalEngine, tenants: Sequence[str] = ("x", "y", "z")) -> N
     rng = random.Random(0)
     for number in range(10):
         prompt = rng.choices(range(256), k=5 * BLOCK)
-        ask(engine, prompt, tenant_id=tenants[number % len(tenants)])
+        ask(engine, prompt, tenant_id=tenants[number % len(tenants)], max_tokens=1)
 
 
 def num_from_disk(engine: LocalEngine) -> int:
