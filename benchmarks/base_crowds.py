@@ -22,7 +22,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.family_configs import tiny_config
 from support.greedy import load_dense

@@ -25,8 +25,9 @@ from loraplex.engine.checkpoint.weights import load_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.admission import check_config
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.fused_layers import FusedLayers, fuse_layers
+from loraplex.engine.model.whole_base import load_base_model
 from support.family_configs import MODEL_TYPES, NUM_TOKENS, tiny_config
 from support.paged import paged_logits
 

@@ -28,9 +28,10 @@ from loraplex.engine.kv.cache import KvCache, KvFormat, kv_bytes_per_block
 from loraplex.engine.kv.groups import LayerKvShape, one_group
 from loraplex.engine.kv.open_slots import num_open_slots
 from loraplex.engine.kv.sequence_blocks import block_table
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.forward import PagedForward, run_model
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
+from loraplex.engine.model.whole_base import load_base_model
 
 CHUNK = 64
 DEMO_BASE = Path(__file__).parents[1] / "api" / "demo" / "weights" / "base"

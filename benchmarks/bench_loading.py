@@ -140,7 +140,7 @@ def measure_load(config: EngineConfig, warm: Path) -> dict[str, Any]:
 
 def load_and_report(config: EngineConfig, warm: str) -> None:
     """In the fresh process: load a base once its imports and fixed allocations are made."""
-    from loraplex.engine.model.base_model import load_base_model
+    from loraplex.engine.model.whole_base import load_base_model
 
     load_base_model(replace(config, model=warm))
     on_cuda = config.device != "cpu"

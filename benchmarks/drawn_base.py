@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.api.bench.models import WEIGHT_STD, BaseShape, llama_config
 from loraplex.engine.checkpoint import files as checkpoint
-from loraplex.engine.model import base_model
+from loraplex.engine.model import load_settings, whole_base
 
 LARGE_SHAPE = BaseShape(
     vocab_size=128_256,
@@ -85,9 +85,9 @@ def drawn_weights(
 
     with (
         mock.patch.object(checkpoint, "check_base"),
-        mock.patch.object(base_model, "load_weights", load_weights),
-        mock.patch.object(base_model, "find_packed_format", return_value=None),
-        mock.patch.object(base_model, "compute_base_id", return_value="drawn"),
-        mock.patch.object(base_model, "end_digests", return_value={}),
+        mock.patch.object(whole_base, "load_weights", load_weights),
+        mock.patch.object(load_settings, "find_packed_format", return_value=None),
+        mock.patch.object(whole_base, "compute_base_id", return_value="drawn"),
+        mock.patch.object(whole_base, "end_digests", return_value={}),
     ):
         yield

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.engine.model.base_model import load_base_model, weight_format
+from loraplex.engine.model.base_model import weight_format
 from loraplex.engine.model.load_quantization import LoadQuantization
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.linear import Linear
 from loraplex.kernels.linear_packing import pack_linear
 from loraplex.kernels.quantize import WeightFormat

@@ -39,7 +39,7 @@ from loraplex.engine.checkpoint.stored_weights import stored_weights
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.kv.cache import KvFormat, kv_bytes_per_block
 from loraplex.engine.kv.groups import LayerKvShape, one_group
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.linear_packing import pack_linear
 from support.families import SERVED, save_family
 from support.features import Feature, World, dense_logits, load_plain, make_world

@@ -36,7 +36,7 @@ from torch import Tensor
 from benchmarks import quantized_states
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.errors import EngineError
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.models import make_tiny_llama
 from support.peft_features import save_base
 from support.quantized_bases import Maker, QuantizedBase, makers

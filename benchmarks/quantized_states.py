@@ -18,7 +18,7 @@ from typing import Any
 
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.errors import EngineError
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.quantized_bases import QuantizedBase, makers
 from support.quantized_states import (
     BASES,

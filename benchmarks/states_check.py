@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.families import STATES, VOCAB_SIZE, save_family
 from support.paged import served_logits
 

@@ -33,10 +33,11 @@ from .memory.plan import MemoryPlan
 from .memory.utilization import KvReads, ModelCost, Utilization
 from .memory.weights_room import check_weights_fit
 from .messages import LatencyTargets
-from .model.base_model import BaseModel, load_base_model, weight_format
+from .model.base_model import BaseModel, weight_format
 from .model.load_quantization import LoadQuantization
 from .model.rounded_linears import rounded_format
 from .model.sharded_base import load_sharded_base
+from .model.whole_base import load_base_model
 from .ranks.commands import OpenPools
 from .ranks.leader_kv_cache import LeaderKvCache
 from .ranks.leader_runner import LeaderRunner

@@ -119,7 +119,7 @@ def choose(
     """Measures. Raises CommandFailed for one text only, or a base of one layer."""
     from ...engine.checkpoint.files import locate_base
     from ...engine.config import EngineConfig
-    from ...engine.model.base_model import load_base_model
+    from ...engine.model.whole_base import load_base_model
     from ...engine.speculation.draft_costs import measure_costs
     from ...engine.speculation.draft_trial import DraftTrial, prefixes_of
     from ...engine.speculation.layer_choice import forecast, last_layers, search

@@ -189,6 +189,21 @@ class SelfTest(NamedTuple):
     cuts: Cuts = SELF_TEST_CUTS
 
 
+class References(NamedTuple):
+    """What the whole base computes of the self-tests' sequences; none of them on the followers."""
+
+    plain: list[DenseCase]
+    of_kv: list[DenseCase]
+    """Of the self-test of a quantized KV cache."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, vocab_size: int, kv_test: SelfTest) -> References:
+        plain = dense_reference(model, vocab_size)
+        if kv_test == SelfTest():
+            return cls(plain, plain)
+        return cls(plain, dense_reference(model, vocab_size, kv_test.lengths))
+
+
 def kv_self_test(kv_format: KvFormat, block_size: int, *, max_model_len: int) -> SelfTest:
     """That of a quantized KV cache. If complete blocks are quantized, the sequences are some blocks
     of the served size long, because the error grows with the size."""

@@ -1,4 +1,4 @@
-"""Loads the shared base model: transformers' classes with Loraplex's attention and linears."""
+"""The shared base model, the choices of how it is loaded, and its packed linear layers."""
 
 from __future__ import annotations
 
@@ -18,59 +18,35 @@ from ...adapters.arena import Arena
 from ...adapters.layout import BaseLayout, Projection, Slice
 from ...adapters.layout_part import LayoutPart
 from ...adapters.malloc import return_freed_memory
-from ...kernels.int8_linear import Int8Linear
 from ...kernels.joined_linear import JoinedLinear
 from ...kernels.linear import DenseLinear, Linear
 from ...kernels.linear_packing import pack_linear
 from ...kernels.packed_experts import PackedExperts
 from ...kernels.quantize import WeightFormat, quantize
 from ...kernels.quantized_weight import QuantizedWeight
-from ..checkpoint.base_config import read_config_file
-from ..checkpoint.base_identity import compute_base_id
-from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
-from ..checkpoint.next_token_layer import NextTokenLayer
-from ..checkpoint.packed_format import find_packed_format
 from ..checkpoint.stored_weights import Values, dense, stack_values
-from ..checkpoint.text_part import is_composite
-from ..checkpoint.weight_digests import end_digests
-from ..checkpoint.weights import build_model, load_config, load_weights
+from ..checkpoint.weights import build_model
 from ..config import EngineConfig, Quantization
 from ..errors import InvalidParameter, UnsupportedModel
 from ..exclusion import excluded_layers
-from ..kv.cache import KvFormat, check_kv_format, choose_kv_format
+from ..kv.cache import KvFormat
 from ..kv.groups import LayerKvShape
 from ..shards.shared_heads import SharedHeads
 from .adapted_module import AdaptedModule, ExtendedModule, replace_module
-from .admission import (
-    DenseCase,
-    SelfTest,
-    check_config,
-    check_parity,
-    check_replaced,
-    dense_reference,
-    kv_self_test,
-    paged_error,
-    probe_kv_shapes,
-)
 from .base_stages import BaseStages
-from .decoder_layers import replace_decoder_layers
 from .divided_ends import DividedHead
-from .embedding_and_head import ModelEnds, adapt_ends
-from .experts import MoeLayer, experts_parameters, pack_moe_layers, replace_experts
-from .fused_layers import FusedLayers, fuse_layers, fuses_layers
+from .embedding_and_head import ModelEnds
+from .experts import MoeLayer, experts_parameters
+from .fused_layers import FusedLayers
 from .host_reads import find_host_reads
-from .latent_attention import replace_latents
 from .linear import FusedProjection, ProjectionSlice
 from .linear_shards import LinearShards
 from .load_quantization import LoadQuantization
-from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends, round_head
-from .parity_bound import parity_bound
+from .packed_ends import PackedEnds, name_formats
 from .part_weights import part_weights
-from .rope import RotaryContexts, rotary_contexts
-from .rotary_tables import table_rotary
+from .rope import RotaryContexts
 from .state_layers import reads_weight
-from .threshold_test import check_thresholds
 from .weight_rows import whole_rows
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -239,135 +215,6 @@ class BaseModel:
             module.forget_step()
 
 
-def load_base_model(
-    engine: EngineConfig,
-    *,
-    base_id: str | None = None,
-    check_room: Callable[[nn.Module, torch.dtype, torch.device], None] | None = None,
-    rounded: WeightFormat | None = None,
-    layer: NextTokenLayer | None = None,
-) -> BaseModel:
-    """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot.
-
-    base_id: to which its adapters are bound, if not to these files.
-    check_room: is called with the model on the meta device, before weights are read that are
-    loaded as they are; raises InsufficientMemory.
-    rounded: the format in which linear layers, experts and output head are held once more, for
-    drafts.
-    layer: that of the folder's files whose model is loaded; None: the folder's own model.
-    """
-    model_dir = locate_base(engine.model)
-    config = load_config(model_dir)
-    if layer is not None:
-        config = layer.config(config)
-    max_model_len = check_config(config, max_model_len=engine.max_model_len)
-    contexts = rotary_contexts(config, max_model_len=max_model_len)
-    device = choose_device(engine.device)
-    dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
-    kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
-    stored_format = find_packed_format(model_dir)
-    check_quantized_once(engine, stored_format)
-    quantization = choose_quantization(engine, config)
-    is_smaller = are_packed_smaller(
-        engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
-    )
-    left_experts = experts_parameters if packs_experts(engine, stored_format) else None
-    with torch.device("meta"):
-        empty = build_model(config)
-    if check_room and stored_format is None and not is_smaller and left_experts is None:
-        check_room(empty, dtype, device)
-    model = load_weights(
-        model_dir,
-        config,
-        dtype,
-        device,
-        kind=type(empty),
-        left_stored=decoder_linears if is_smaller else None,
-        left_experts=left_experts,
-        packed_later=model_ends if stored_format else None,
-        layer=layer,
-    )
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    cases = dense_reference(model, config.vocab_size)
-    kv_test = kv_self_test(kv_format, engine.kv_block_size, max_model_len=max_model_len)
-    kv_cases = cases
-    if kv_test != SelfTest():
-        kv_cases = dense_reference(model, config.vocab_size, kv_test.lengths)
-    order = module_order(model)
-    moe_layers = replace_experts(model)
-    absorbed = replace_latents(model)
-    rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
-    kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
-    check_kv_format(kv_format, kv_shapes)
-    check_rollback(engine, kv_shapes)
-    check_parity(model, kv_shapes, cases)
-    check_thresholds(config, kv_shapes, max_model_len=max_model_len)
-    kv_error = 0.0
-    if kv_format.code_dtype is not None:
-        kv_error = paged_error(model, kv_shapes, kv_cases, kv_format, kv_test.cuts)
-    ends = adapt_ends(model)
-    digests = end_digests(model, model_dir)
-    rounded_head = None
-    if rounded is not None and engine.embedding_quantization is Quantization.NONE:
-        rounded_head = round_head(model, ends, rounded)
-    # The decoder's layers may still be in their files: there is room for two copies of the ends.
-    packed_ends = pack_ends(model, ends, weight_format(engine.embedding_quantization))
-    return_freed_memory()
-    projections = replace_linears(
-        model, quantization=quantization, kept_dense=absorbed, rounded=rounded
-    )
-    pack_moe_layers(moe_layers, quantization, rounded)
-    check_replaced(model, config)
-    fused = None
-    if fuses_layers(device):
-        fused = fuse_layers(model)
-        if device.type == "cpu":
-            fused = replace(fused, layers=replace_decoder_layers(model, config, kv_shapes))
-    parts: list[object] = [part for fused in projections for part in fused.linear.modules()]
-    parts += packed_ends.linears
-    parts += [part.weight for layer in moe_layers for part in layer.experts]
-    error = 0.0
-    if {engine.quantization, engine.embedding_quantization} == {Quantization.NONE}:
-        error = _packed_error(model, kv_shapes, cases, parts)
-    layout = describe_layout(
-        model,
-        order,
-        ends=ends,
-        linears=[fused.projection for fused in projections],
-        moe_layers=moe_layers,
-        base_id=base_id or compute_base_id(model_dir),
-        digests=digests,
-        is_text_part=is_composite(read_config_file(model_dir)),
-    )
-    part = LayoutPart(layout)
-    return BaseModel(
-        model=model,
-        config=config,
-        part=part,
-        projections=tuple(projections),
-        ends=ends,
-        packed_ends=packed_ends,
-        moe_layers=tuple(moe_layers),
-        absorbed=tuple(absorbed),
-        fused=fused,
-        kv_shapes=kv_shapes,
-        stages=BaseStages.one(part, kv_shapes),
-        kv_format=kv_format,
-        eos_token_ids=eos_token_ids(model_dir, config),
-        max_model_len=max_model_len,
-        rotary_contexts=contexts,
-        rotary_bytes=rotary_bytes,
-        dtype=dtype,
-        device=device,
-        num_parameters=num_parameters,
-        quantization=stored_format or quantization.name,
-        self_test_error=error,
-        self_test_bound=parity_bound(dtype, parts),
-        kv_error=kv_error,
-        rounded_head=rounded_head,
-    )
-
-
 def check_rollback(engine: EngineConfig, shapes: Sequence[LayerKvShape]) -> None:
     """Raise UnsupportedModel if the configuration has proposers that load something, but these
     layers cannot take wrong draft tokens back."""
@@ -376,20 +223,6 @@ def check_rollback(engine: EngineConfig, shapes: Sequence[LayerKvShape]) -> None
             "speculation is not supported for a model with states (linear attention, state "
             "spaces): a state cannot take back draft tokens; give --speculation off"
         )
-
-
-def _packed_error(
-    model: nn.Module,
-    shapes: list[LayerKvShape],
-    cases: list[DenseCase],
-    parts: Sequence[object],
-) -> float:
-    """The error of a model of these packed parts, as `check_parity`; 0 if bytes are multiplied,
-    which changes values."""
-    if any(isinstance(part, Int8Linear) for part in parts):
-        return 0.0
-    dtype = next(model.parameters()).dtype
-    return check_parity(model, shapes, cases, bound=parity_bound(dtype, parts))
 
 
 def check_quantized_once(engine: EngineConfig, stored_format: str | None) -> None:

@@ -7,11 +7,10 @@ passes in the same order, because each exchanges results.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..kv.cache import KvFormat
 from ..kv.groups import LayerKvShape
@@ -20,7 +19,6 @@ from .admission import (
     DenseCase,
     Parity,
     SelfTest,
-    dense_reference,
     measure_parity,
     paged_error,
     paged_logits,
@@ -28,21 +26,6 @@ from .admission import (
     self_test_tokens,
 )
 from .expert_choices import ReplacedChoices, choosing, of_first_rank, tell_choices
-
-
-class References(NamedTuple):
-    """What the whole base computes of the self-tests' sequences; none of them on the followers."""
-
-    plain: list[DenseCase]
-    of_kv: list[DenseCase]
-    """Of the self-test of a quantized KV cache."""
-
-    @classmethod
-    def of(cls, model: PreTrainedModel, vocab_size: int, kv_test: SelfTest) -> References:
-        plain = dense_reference(model, vocab_size)
-        if kv_test == SelfTest():
-            return cls(plain, plain)
-        return cls(plain, dense_reference(model, vocab_size, kv_test.lengths))
 
 
 def check_together(

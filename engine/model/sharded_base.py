@@ -10,8 +10,7 @@ same on every rank and in the same order, because each forward pass exchanges re
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -19,17 +18,13 @@ from transformers import PreTrainedModel
 from ...adapters.layout_part import LayoutPart
 from ...adapters.malloc import large_blocks_mapped, return_freed_memory
 from ...kernels.linear_packing import prefers_bytes
-from ...kernels.quantize import WeightFormat
 from ..checkpoint.base_config import read_config_file
 from ..checkpoint.base_identity import compute_base_id
-from ..checkpoint.files import locate_base
-from ..checkpoint.packed_format import find_packed_format
 from ..checkpoint.text_part import is_composite
 from ..checkpoint.weight_digests import end_digests
-from ..checkpoint.weights import load_config, load_weights, transformers_quiet
+from ..checkpoint.weights import load_weights, transformers_quiet
 from ..config import EngineConfig
 from ..errors import UnsupportedModel
-from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
 from ..shards.group_links import GroupLinks
 from ..shards.rank_place import StagePlace
@@ -39,20 +34,15 @@ from ..shards.shared_heads import find_shared_heads
 from ..shards.stage_links import StageLinks
 from ..shards.stage_plan import StagePlan
 from ..shards.vocabulary_plan import VocabularyPart
-from .admission import SelfTest, check_config, check_replaced, kv_self_test, probe_kv_shapes
+from .admission import References, check_replaced, probe_kv_shapes
 from .base_model import (
     BaseModel,
-    check_quantized_once,
-    choose_device,
-    choose_dtype,
-    choose_quantization,
     decoder_linears,
     describe_layout,
     eos_token_ids,
     module_order,
     replace_linears,
     sibling_groups,
-    weight_format,
     whole_projection,
 )
 from .base_stages import BaseStages, tell_shapes
@@ -67,16 +57,15 @@ from .experts import (
 )
 from .forward import ATTENTION_NAME
 from .fused_layers import FusedLayers, fuse_layers, fuses_layers
-from .group_self_test import References, check_together, kv_error_together, largest_of_group
+from .group_self_test import check_together, kv_error_together, largest_of_group
 from .head_parameters import cut_head_parameters
 from .latent_attention import replace_latents
 from .linear import FusedProjection
 from .linear_shards import LinearShards
-from .load_quantization import LoadQuantization
+from .load_settings import LoadSettings
 from .packed_ends import PackedEnds, model_ends, pack_ends
 from .parity_bound import parity_bound
 from .part_plan import plan_part
-from .rope import RotaryContexts, rotary_contexts
 from .rotary_tables import table_rotary
 from .rounded_linears import rounded_format
 from .row_matrix import leave_as_rows, read_whole
@@ -92,54 +81,6 @@ from .stage_layers import (
 from .threshold_test import check_thresholds
 from .whole_experts import whole_experts
 from .whole_layers import whole_layers
-
-
-class _Settings(NamedTuple):
-    """How the base is to be loaded, from the engine's configuration and the base's."""
-
-    engine: EngineConfig
-    model_dir: Path
-    config: Any
-    max_model_len: int
-    contexts: RotaryContexts
-    device: torch.device
-    dtype: torch.dtype
-    kv_format: KvFormat
-    kv_test: SelfTest
-    stored_format: str | None
-    """In which the files hold it quantized; None: they do not."""
-    quantization: LoadQuantization
-    ends_format: WeightFormat | None
-    rounded: WeightFormat | None
-    """In which linear layers and experts are held once more, for drafts; the head is not."""
-
-    @classmethod
-    def of(cls, engine: EngineConfig) -> _Settings:
-        """Raises UnsupportedModel and InvalidParameter."""
-        model_dir = locate_base(engine.model)
-        config = load_config(model_dir)
-        max_model_len = check_config(config, max_model_len=engine.max_model_len)
-        contexts = rotary_contexts(config, max_model_len=max_model_len)
-        device = choose_device(engine.device)
-        dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
-        kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
-        stored_format = find_packed_format(model_dir)
-        check_quantized_once(engine, stored_format)
-        return cls(
-            engine,
-            model_dir,
-            config,
-            max_model_len,
-            contexts,
-            device,
-            dtype,
-            kv_format,
-            kv_self_test(kv_format, engine.kv_block_size, max_model_len=max_model_len),
-            stored_format,
-            choose_quantization(engine, config),
-            weight_format(engine.embedding_quantization),
-            rounded_format(engine),
-        )
 
 
 class _Division(NamedTuple):
@@ -229,7 +170,7 @@ def load_sharded_base(
     reason if the base cannot be divided, or if the divided base computes something else.
     """
     with large_blocks_mapped():
-        settings = _Settings.of(engine)
+        settings = LoadSettings.of(engine, rounded=rounded_format(engine))
         model = _read(settings)
         division = _divide(model, settings, links)
         references = _compute_references(model, settings, division)
@@ -242,7 +183,7 @@ def load_sharded_base(
     return base
 
 
-def _read(settings: _Settings) -> PreTrainedModel:
+def _read(settings: LoadSettings) -> PreTrainedModel:
     """The model, whose linear layers, experts and ends stay in the files."""
     model = load_weights(
         settings.model_dir,
@@ -257,7 +198,7 @@ def _read(settings: _Settings) -> PreTrainedModel:
     return model
 
 
-def _divide(model: PreTrainedModel, settings: _Settings, links: GroupLinks) -> _Division:
+def _divide(model: PreTrainedModel, settings: LoadSettings, links: GroupLinks) -> _Division:
     """Raises UnsupportedModel if the base cannot be divided."""
     config = settings.config
     plan = plan_part(
@@ -281,7 +222,7 @@ def _all_multiply_bytes(ranks: RankSums) -> bool:
 
 
 def _compute_references(
-    model: PreTrainedModel, settings: _Settings, division: _Division
+    model: PreTrainedModel, settings: LoadSettings, division: _Division
 ) -> References:
     """What the whole base computes, read layer by layer; nothing on the other ranks."""
     if not division.is_first:
@@ -302,7 +243,7 @@ def _compute_references(
 
 
 def _find_parts(
-    model: PreTrainedModel, settings: _Settings, division: _Division, base_id: str | None
+    model: PreTrainedModel, settings: LoadSettings, division: _Division, base_id: str | None
 ) -> _Parts:
     """Replace the experts and the attention, and describe what adapters can change."""
     order, num_parameters = module_order(model), sum(each.numel() for each in model.parameters())
@@ -352,7 +293,7 @@ def _held_experts(moe_layers: Sequence[MoeLayer]) -> dict[str, range]:
 
 
 def _hold_part(
-    model: PreTrainedModel, settings: _Settings, division: _Division, parts: _Parts
+    model: PreTrainedModel, settings: LoadSettings, division: _Division, parts: _Parts
 ) -> _Held:
     """Leave this stage's layers, and cut and pack this rank's part of each."""
     ends, moe_layers = _leave_stage(model, settings, division, parts)
@@ -390,7 +331,7 @@ def _hold_part(
 
 
 def _leave_stage(
-    model: PreTrainedModel, settings: _Settings, division: _Division, parts: _Parts
+    model: PreTrainedModel, settings: LoadSettings, division: _Division, parts: _Parts
 ) -> tuple[ModelEnds, list[MoeLayer]]:
     """Replace the layers of other stages. Returns the ends and the MoE layers that are left."""
     stages, plan = division.stages, division.stage_plan
@@ -403,7 +344,7 @@ def _leave_stage(
 
 
 def _divided_kv_shapes(
-    model: PreTrainedModel, settings: _Settings, division: _Division
+    model: PreTrainedModel, settings: LoadSettings, division: _Division
 ) -> list[LayerKvShape]:
     """What each layer of this rank caches. Every rank of a stage meets the same error."""
     stages, config = division.stages, settings.config
@@ -418,7 +359,7 @@ def _divided_kv_shapes(
 
 def _check(
     model: PreTrainedModel,
-    settings: _Settings,
+    settings: LoadSettings,
     division: _Division,
     held: _Held,
     references: References,
@@ -438,7 +379,7 @@ def _check(
 
 def _assemble(
     model: PreTrainedModel,
-    settings: _Settings,
+    settings: LoadSettings,
     division: _Division,
     parts: _Parts,
     held: _Held,

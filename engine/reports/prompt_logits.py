@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..config import EngineConfig
 from ..errors import InvalidParameter
 from ..model.admission import run_paged
-from ..model.base_model import load_base_model
+from ..model.whole_base import load_base_model
 
 
 def prompt_logits(

@@ -11,7 +11,8 @@ from ..checkpoint.files import DRAFT, locate_base, naming_the_draft
 from ..checkpoint.weights import load_config
 from ..config import EngineConfig, KvDtype, source_of
 from ..errors import InvalidParameter, TokenizerUnusable, UnsupportedModel
-from ..model.base_model import BaseModel, load_base_model
+from ..model.base_model import BaseModel
+from ..model.whole_base import load_base_model
 
 
 def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:

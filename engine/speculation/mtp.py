@@ -24,10 +24,11 @@ from ..checkpoint.next_token_layer import INPUT_NAMES, EndWeights, InputWeights,
 from ..checkpoint.stored_weights import AnyStoredWeight, StoredWeight, Values, dense, stored_weights
 from ..config import EngineConfig, KvDtype, Quantization, source_of
 from ..errors import InvalidParameter, ShapesDiffer, UnsupportedModel
-from ..model.base_model import BaseModel, load_base_model, weight_format
+from ..model.base_model import BaseModel, weight_format
 from ..model.forward import current_forward
 from ..model.layer_features import LayerFeatures
 from ..model.load_quantization import LoadQuantization
+from ..model.whole_base import load_base_model
 from .draft_head import Pages, Rotation
 from .eagle import LoadedEagle
 

@@ -20,8 +20,9 @@ from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import SliceKind
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.block_preparation import BlockPreparation
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from loraplex.kernels.quantize import WeightFormat, quantize
 from support.expert_layouts import LAYOUTS, merge_experts, write_expert_adapter

@@ -17,7 +17,7 @@ from loraplex.engine.config import Acceptance, EngineConfig
 from loraplex.engine.execution.grammars import Backend, Grammars
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.engine import MIB, LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family

@@ -13,7 +13,7 @@ from loraplex.engine.checkpoint.files import check_drafts, locate_base
 from loraplex.engine.checkpoint.weights import load_config, load_weights
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import BASE_ERRORS, DamagedBase, UnsupportedModel, WeightsMissing
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.base_folders import BASE_FOLDERS, BaseFolder, Templates, make_base_folder
 from support.paged import paged_logits

@@ -14,7 +14,7 @@ import torch
 from loraplex.engine.checkpoint.base_identity import compute_base_id, compute_runtime_id
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.quantize import WeightFormat
 from support.models import make_tiny_llama
 from support.paged import paged_logits

@@ -17,8 +17,9 @@ from loraplex.adapters.errors import AdapterRejected
 from loraplex.engine.checkpoint.files import locate_base
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import CompositeBase, DamagedBase, WeightsMissing
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.skeleton import read_skeleton
+from loraplex.engine.model.whole_base import load_base_model
 from support.arena import load_adapters
 from support.composites import COMPOSITES, save_composite
 from support.marks import marked_slow

@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers.models.llama import modeling_llama
 
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.decoder_layers import OneCallLayer
 from loraplex.engine.model.fused_layers import Share
 from loraplex.engine.model.layer_subset import EARLY_EXIT, LayerSubset
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear
 from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear

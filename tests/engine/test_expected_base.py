@@ -10,8 +10,8 @@ import torch
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.kv.groups import LayerKvShape
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.expected_base import ExpectedBase, expect_base
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.base_folders import BASE_FOLDERS, BaseFolder, Templates, make_base_folder
 from support.families import SERVED, save_family

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model import group_self_test
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.expert_choices import (
     ExpertChoices,
     ReplacedChoices,
@@ -23,6 +22,7 @@ from loraplex.engine.model.expert_choices import (
 from loraplex.engine.model.expert_router import RouterProjection
 from loraplex.engine.model.experts import ServedExperts
 from loraplex.engine.model.parity_bound import SELF_TEST_TOLERANCE
+from loraplex.engine.model.whole_base import load_base_model
 from support.families import SERVED, save_family
 from support.ranks import run_sharded
 

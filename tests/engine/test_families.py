@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.fused_layers import FusedLayers, fuse_layers
+from loraplex.engine.model.whole_base import load_base_model
 from support.cpu_kernels import remove_cpu_library
 from support.families import LIKE_OTHERS, REFUSED, SERVED, VOCAB_SIZE, save_family
 from support.fused import own_rotary_afterwards

@@ -8,7 +8,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.features import dense_logits, load_plain
 from support.paged import paged_logits
 from support.peft_features import draw_trained_values, save_base

@@ -20,10 +20,11 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.engine.model import base_model, fused_layers, fused_rotary
+from loraplex.engine.model import fused_layers, fused_rotary, whole_base
 from loraplex.engine.model.agreement import agree
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.fused_layers import NO_LAYERS, FusedLayers, Share
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.rms_norm import NormForm, plain_rms_norm, rms_norm
 from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.engine import LocalEngine
@@ -43,7 +44,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(base_model, "fuses_layers", lambda _device: True)
+    monkeypatch.setattr(whole_base, "fuses_layers", lambda _device: True)
     with own_rotary_afterwards():
         yield
 
@@ -68,7 +69,7 @@ def dense_logits(path: Path, tokens: list[int]) -> Tensor:
 def test_bases_on_the_cpu_are_fused_where_its_library_is(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_model, "fuses_layers", fused_layers.fuses_layers)
+    monkeypatch.setattr(whole_base, "fuses_layers", fused_layers.fuses_layers)
     assert fused_parts(load(llama)) == LLAMA
     remove_cpu_library(monkeypatch)
     assert load(llama).fused is None

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.host_reads import find_host_reads
+from loraplex.engine.model.whole_base import load_base_model
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from loraplex.engine.config import TREE_PROPOSERS, EngineConfig, KvDtype
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.kv.cache import choose_kv_format
 from loraplex.engine.messages import SpeculationParams
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support import paged
 from support.engine import LocalEngine

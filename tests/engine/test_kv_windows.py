@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig, KvDtype
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits, served_logits
 

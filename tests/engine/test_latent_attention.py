@@ -14,9 +14,10 @@ from loraplex.engine.config import EngineConfig, KvDtype, Quantization
 from loraplex.engine.kv.cache import kv_bytes_per_block
 from loraplex.engine.kv.groups import LayerKvShape
 from loraplex.engine.kv.layout import KvGroup
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.forward import StepAdaptersBuilder
 from loraplex.engine.model.latent_attention import EXPANSION, replace_latents
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.kv_pages import KeyPrefix, make_pages
 from loraplex.kernels.linear import DenseLinear
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
@@ -69,7 +70,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expanded_logits(path: Path, sequences: list[list[int]]) -> list[Tensor]:
     """With keys and values of every head in the cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("loraplex.engine.model.base_model.replace_latents", lambda _model: [])
+        patch.setattr("loraplex.engine.model.whole_base.replace_latents", lambda _model: [])
         base = load(path)
     assert not base.kv_shapes[0].is_latent
     return paged_logits(base, sequences)

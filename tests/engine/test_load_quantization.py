@@ -15,8 +15,9 @@ from loraplex.api.routes.adapter_views import base_view
 from loraplex.engine.checkpoint import weights
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import InvalidParameter
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.load_quantization import LoadQuantization
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.joined_linear import JoinedLinear
 from loraplex.kernels.packed_experts import PackedExperts
 from loraplex.kernels.quantize import WeightFormat

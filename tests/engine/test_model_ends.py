@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraplex.engine.checkpoint.weight_digests import NUM_PREFIXES, end_digests
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.embedding_and_head import adapt_ends
 from loraplex.engine.model.forward import ATTENTION_NAME
+from loraplex.engine.model.whole_base import load_base_model
 from support.families import SERVED, save_family
 from support.layouts import row_digests
 

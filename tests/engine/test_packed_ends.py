@@ -18,9 +18,10 @@ from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.memory.model_cost import model_cost
 from loraplex.engine.messages import SpeculationParams
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.expected_base import expect_base
 from loraplex.engine.model.packed_ends import check_ends
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.scheduling.step_costs import StepCosts
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import untrained_heads

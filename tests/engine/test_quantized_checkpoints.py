@@ -21,8 +21,9 @@ from loraplex.engine.checkpoint.stored_weights import StoredPackedWeight, dense,
 from loraplex.engine.checkpoint.weights import load_config, load_weights
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import InvalidParameter
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.experts import experts_parameters
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.int8_linear import Int8Linear
 from loraplex.kernels.joined_linear import JoinedLinear
 from loraplex.kernels.quantized_weight import QuantizedWeight

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.engine.config import EngineConfig, KvDtype
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.marks import marked_slow
 from support.models import make_tiny_llama
 from support.peft_features import save_base

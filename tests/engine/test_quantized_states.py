@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.quantized import logit_bound
 from support.quantized_bases import QuantizedBase, makers
 from support.quantized_states import BASES, FEATURES, make_states_adapters, make_states_base

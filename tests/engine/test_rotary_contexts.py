@@ -20,9 +20,9 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
 from loraplex.engine.messages import Pooling, SpeculationParams
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.rope import RotaryContexts, full_context, rotary_contexts
 from loraplex.engine.model.rotary_tables import table_rotary
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.arena import load_adapters
 from support.engine import LocalEngine

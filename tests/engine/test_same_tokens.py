@@ -20,7 +20,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core import EngineCore
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family

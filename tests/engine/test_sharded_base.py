@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.divided_ends import DividedEmbedding
+from loraplex.engine.model.whole_base import load_base_model
 from support.divided import divided_errors
 from support.families import SERVED, STATES, save_family
 from support.marks import PEFT_PATTERNS, marked_slow

@@ -11,8 +11,8 @@ import pytest
 from loraplex.adapters.layout import layout_from_json
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.skeleton import read_skeleton
+from loraplex.engine.model.whole_base import load_base_model
 from support.families import LIKE_OTHERS, SERVED, save_family
 from support.marks import marked_slow
 

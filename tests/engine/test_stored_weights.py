@@ -17,8 +17,9 @@ from transformers.pytorch_utils import Conv1D
 from loraplex.engine.checkpoint.weights import ModulesOf, load_config, load_weights
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model import base_model
-from loraplex.engine.model.base_model import decoder_linears, load_base_model, replace_linears
+from loraplex.engine.model.base_model import decoder_linears, replace_linears
 from loraplex.engine.model.load_quantization import LoadQuantization
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.linear import Linear
 from loraplex.kernels.linear_packing import pack_linear
 from loraplex.kernels.quantize import WeightFormat, quantize

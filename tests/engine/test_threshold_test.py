@@ -14,8 +14,8 @@ from transformers.models.llama import modeling_llama
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model import attention_windows, threshold_test
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.small_copy import find_thresholds, small_copies
+from loraplex.engine.model.whole_base import load_base_model
 from support.families import save_family
 
 WINDOW = 64

@@ -19,8 +19,8 @@ from loraplex.engine.memory.utilization import (
     StepWork,
     Utilization,
 )
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.load_quantization import LoadQuantization
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.scheduling.tenant_labels import OTHER_TENANTS, TenantLabels
 from loraplex.kernels.attention_window import AttentionWindow
 from loraplex.kernels.linear_cpu import PanelLinear

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig, KvDtype
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.inputs import MAX_GROUPED_ROWS
+from loraplex.engine.model.whole_base import load_base_model
 from support.arena import load_adapters
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.models import make_adapter

@@ -14,7 +14,7 @@ from loraplex.engine.checkpoint.weights import build_model, load_config
 from loraplex.engine.config import GIB, EngineConfig, Quantization
 from loraplex.engine.errors import InsufficientMemory
 from loraplex.engine.memory.weights_room import check_weights_fit
-from loraplex.engine.model import base_model
+from loraplex.engine.model import whole_base
 from loraplex.engine.model.rounded_linears import rounded_format
 from support.families import SERVED, save_family
 
@@ -47,10 +47,10 @@ def test_a_base_larger_than_the_free_memory_is_refused() -> None:
 def test_no_weight_is_read_of_a_base_that_does_not_fit(
     tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_model, "load_weights", None)
+    monkeypatch.setattr(whole_base, "load_weights", None)
     config = EngineConfig(str(tiny_base), memory_bytes=1)
     with pytest.raises(InsufficientMemory, match="models check"):
-        base_model.load_base_model(config, check_room=partial(check_weights_fit, config))
+        whole_base.load_base_model(config, check_room=partial(check_weights_fit, config))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_rounded_copy_has_to_fit_too(
     config = EngineConfig(
         str(path), device="cpu", dtype="float32", speculation=("quantized:int4",), **settings
     )
-    base = base_model.load_base_model(config, rounded=rounded_format(config))
+    base = whole_base.load_base_model(config, rounded=rounded_format(config))
     with torch.device("meta"):
         empty = build_model(load_config(path))
     num_weights = sum(parameter.numel() for parameter in empty.parameters())

@@ -18,7 +18,7 @@ from loraplex.engine.calibration.quantization import Outcome, quantize_model
 from loraplex.engine.calibration.recipe import Recipe
 from loraplex.engine.checkpoint.stored_weights import dense, stored_weights
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.families import SERVED, save_family
 from support.features import dense_logits
 from support.paged import paged_logits

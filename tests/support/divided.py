@@ -10,7 +10,8 @@ from torch import Tensor
 
 from loraplex.adapters.layout import SliceKind
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.model.whole_base import load_base_model
 from support.models import make_adapter
 from support.peft_parity import mixed_logits, peft_logits
 from support.ranks import run_sharded

@@ -20,12 +20,13 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
-from loraplex.engine.model import base_model
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model import whole_base
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.parity_bound import (
     BYTE_INPUTS_TOLERANCE,
     ROUNDED_INPUTS_TOLERANCE,
 )
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels import linear_packing
 from support.divided import RankLogits, adapters_of, held_tokens
 from support.models import make_adapter
@@ -245,6 +246,6 @@ def _computing(*, multiplies_bytes: bool) -> Iterator[None]:
     """Products of bytes count as fast or not, which is measured otherwise. No layers are fused."""
     with (
         patch.object(linear_packing, "has_fast_int8", partial(bool, multiplies_bytes)),
-        patch.object(base_model, "fuses_layers", lambda device: False),
+        patch.object(whole_base, "fuses_layers", lambda device: False),
     ):
         yield

@@ -20,8 +20,9 @@ from loraplex.adapters.extents import Placement
 from loraplex.adapters.host_cache import HostBlock, HostCache
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.block_preparation import BlockPreparation
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.int8_linear import has_fast_int8, int8_linear_reference
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from loraplex.kernels.quantize import WeightFormat

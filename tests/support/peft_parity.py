@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.model.whole_base import load_base_model
 from support.arena import load_adapters
 from support.families import VOCAB_SIZE
 from support.paged import paged_logits

@@ -11,7 +11,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.kv.cache import kv_bytes_per_block
 from loraplex.engine.kv.groups import group_layers
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.engine import LocalEngine
 from support.families import VOCAB_SIZE
 from support.greedy import assert_greedy

@@ -21,7 +21,8 @@ from loraplex.engine.checkpoint import stored_weights
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.kv.cache import kv_bytes_per_block
 from loraplex.engine.kv.groups import group_layers
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.kernels.joined_linear import JoinedLinear
 from loraplex.kernels.quantize import WeightFormat, quantize

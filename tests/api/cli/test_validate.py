@@ -19,7 +19,7 @@ from loraplex.adapters.layout import BaseLayout
 from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.local.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.broken_adapters import BROKEN, SERVED
 from support.command import Command
 from support.families import SERVED as FAMILIES

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from loraplex.engine.checkpoint.files import locate_base
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import BaseNotFound, DamagedBase, UnsupportedModel
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from support.features import dense_logits
 from support.paged import paged_logits
 from support.quantized import logit_bound

@@ -11,9 +11,10 @@ import torch
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.kv.groups import LayerKvShape
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.expected_base import expect_base
 from loraplex.engine.model.rounded_linears import rounded_format
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.planning.load_needs import LoadPlanner
 from support.families import SERVED, STATES, save_family
 from support.marks import marked_slow

@@ -11,8 +11,8 @@ import torch
 
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.execution.profiling import groups_of, profile_step
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.expected_base import expect_base
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.planning.step_estimate import activation_bytes, graph_bytes
 from support.families import SERVED, save_family
 from support.live_bytes import live_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.speculation.draft_loading import load_draft_model
 from support.models import make_tiny_llama
 

@@ -21,8 +21,9 @@ from loraplex.engine.errors import EngineError, InvalidParameter, UnsupportedMod
 from loraplex.engine.execution.sampler import SamplingRow, row_after
 from loraplex.engine.kv.groups import one_group
 from loraplex.engine.messages import Abort, SpeculationParams
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.rope import RotaryContexts
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.request import Request
 from loraplex.engine.speculation import draft_model, drawing
 from loraplex.engine.speculation.draft_cache import DraftCache

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.draft import Draft
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.draft_model import DraftModelProposer
 from loraplex.engine.speculation.draft_model_tree import DraftModelTreeProposer

@@ -21,9 +21,10 @@ from loraplex.engine.execution.runner import ModelRunner, StepOutput
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.messages import GenerationRequest, SpeculationParams
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.inputs import SequenceChunk
 from loraplex.engine.model.layer_subset import LayerSubset
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.drawing import make_drawing

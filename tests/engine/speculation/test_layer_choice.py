@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InvalidParameter
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.layer_subset import LayerSubset
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.speculation import draft_costs
 from loraplex.engine.speculation.draft_costs import DraftCosts, measure_costs
 from loraplex.engine.speculation.draft_trial import DraftTrial, prefixes_of

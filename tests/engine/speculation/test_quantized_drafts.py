@@ -15,8 +15,9 @@ from torch import Tensor
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.messages import SpeculationParams
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.rounded_linears import RoundedLinears, rounded_format
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.quantize import WeightFormat, quantize
 from support.engine import LocalEngine
 from support.families import SERVED, save_family

@@ -15,9 +15,9 @@ from loraplex.engine.config import Acceptance, EngineConfig, KvDtype
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.layer_numbers import layers_text, parse_layers
 from loraplex.engine.messages import SpeculationParams
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.layer_list import layer_list
 from loraplex.engine.model.layer_subset import LayerSubset, drafting_layers
+from loraplex.engine.model.whole_base import load_base_model
 from support.engine import LocalEngine
 from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
 from support.marks import marked_slow

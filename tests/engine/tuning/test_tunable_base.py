@@ -10,12 +10,12 @@ import torch
 
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model.admission import run_paged
-from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.parity_bound import (
     BYTE_INPUTS_TOLERANCE,
     ROUNDED_INPUTS_TOLERANCE,
     SELF_TEST_TOLERANCE,
 )
+from loraplex.engine.model.whole_base import load_base_model
 from loraplex.engine.tuning.base import load_tunable_base
 from loraplex.engine.tuning.errors import BaseNotTunable
 from loraplex.engine.tuning.frozen_linear import FrozenLinear
