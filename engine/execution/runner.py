@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import takewhile
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +23,12 @@ from ..model.drafting_part import DraftingPart
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
 from ..model.inputs import (
     DecodeChunks,
+    Integers,
     PendingTokens,
     SampledTokens,
     SequenceChunk,
     TableRows,
+    integers,
     make_inputs,
 )
 from ..model.layer_features import LayerFeatures
@@ -379,7 +382,9 @@ class StepRequests(NamedTuple):
     token_ids: list[list[int]]
     blocks: list[SequenceBlocks]
     tables: list[list[BlockTable]]
-    rotary_starts: list[int]
+    num_evicted: Integers | None
+    """None: one of them may evict tokens."""
+    rotary_starts: Integers
     pools: bool
     """Whether one of them asks for an embedding."""
     evicts: bool
@@ -388,27 +393,34 @@ class StepRequests(NamedTuple):
     @classmethod
     def of(cls, requests: tuple[Request, ...]) -> StepRequests:
         blocks = [request.kv for request in requests]
+        may_evict = any(each.may_evict for each in blocks)
         return cls(
             requests,
             [request.token_ids for request in requests],
             blocks,
             [each.tables for each in blocks],
-            [request.namespace.rotary_start for request in requests],
+            None if may_evict else np.zeros(len(blocks), np.int64),
+            integers([request.namespace.rotary_start for request in requests]),
             pools=any(request.submitted.pooling for request in requests),
             evicts=any(each.eviction for each in blocks),
         )
 
     def decodes(self, starts: Sequence[int]) -> DecodeChunks:
         """A chunk of each request, of its token at this position."""
+        num_evicted = self.num_evicted
+        if num_evicted is None:
+            num_evicted = integers([each.num_evicted for each in self.blocks])
         return DecodeChunks(
             # A pending token is put in its place on the device.
-            [
-                known[start] if start < len(known) else 0
-                for known, start in zip(self.token_ids, starts, strict=True)
-            ],
-            starts,
+            integers(
+                [
+                    known[start] if start < len(known) else 0
+                    for known, start in zip(self.token_ids, starts, strict=True)
+                ]
+            ),
+            integers(starts),
             self.tables,
-            [each.num_evicted for each in self.blocks],
+            num_evicted,
             self.rotary_starts,
         )
 

@@ -192,11 +192,13 @@ def test_suspects_of_one_adapter_share_their_passes() -> None:
 
 def test_decodes_by_column_are_the_chunks_of_their_sequences_in_every_step() -> None:
     requests = tuple(make_request(length, computed=length - 1) for length in (3, 6, 9))
+    for request in requests:
+        request.kv.slides_at = 3  # so tokens may be evicted
     columns = StepRequests.of(requests)
     for step in range(4):
         changed = requests[step % 3]
         changed.kv.tables[0] = block_table([step + 1])
-        changed.kv.num_evicted += step  # as a compaction does
+        changed.kv.num_evicted += step
         if step:
             for request in requests:
                 request.num_computed_tokens += 1
