@@ -450,7 +450,8 @@ class Scheduler:
                 charged.append(request)
                 counts.append(num_new)
                 if num_pending := request.num_pending_tokens:
-                    request.num_pending_tokens = max(num_pending - num_new, 0)
+                    left = num_pending - num_new
+                    request.num_pending_tokens = left if left > 0 else 0
             kv = request.kv
             if end > kv.num_tokens_handled:
                 self._kv.advance(kv, request.namespace, request.token_ids, end)
