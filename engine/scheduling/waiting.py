@@ -131,7 +131,7 @@ class WaitingQueue(Generic[Entry]):
         return self.counters.account(entry.tenant_id), queue
 
     def _forget_accounts(self) -> None:
-        """Some of those of entries that were charged may be others from now on."""
+        """A tenant has come to wait, or accounts were forgotten: those of entries are others."""
         self._charged, self._accounts = (), []
 
     def next_adapters(self, limit: int) -> list[Hashable]:
@@ -180,5 +180,4 @@ class WaitingQueue(Generic[Entry]):
         tenant.leave(ticket)
         if not tenant.num_waiting:
             del self.tenants[tenant.tenant_id]
-            self._forget_accounts()
             self.counters.deactivate(tenant.tenant_id)

@@ -101,6 +101,18 @@ def test_what_a_preempted_request_was_to_draft_is_given_to_nobody() -> None:
     assert [sequence.request for sequence in step.drafting()] == [second]
 
 
+def test_a_decode_after_a_preempted_one_counts_its_own_context() -> None:
+    step, first, second = make_step(), make_request(8, computed=7), make_request(6, computed=5)
+    step.decodes[first] = ScheduledSequence.of(first, 1)
+    step.places.append(0)
+    step.num_context_tokens = 7
+    step.cancel(first)
+    step.add(second, 1)
+    batch = step.batch(list)
+    assert batch is not None
+    assert batch.shape == StepShape(0, 1, 5)
+
+
 def test_what_a_preempted_prompt_was_to_compute_is_room_again() -> None:
     step = make_step(budget=12)
     request = make_request()
