@@ -39,16 +39,16 @@ class TenantOrder(Generic[Entry]):
         heap = self._heap
         while heap:
             (was_served, _), tenant = heap[0]
-            if not tenant.num_waiting:
-                heappop(heap)
-                self._taken.discard(tenant)
-                continue
             place = self.place_of(tenant)
-            if place[0] == was_served:
+            if tenant.num_waiting and was_served == place[0]:
                 heappop(heap)
                 self._taken.add(tenant)
                 return tenant
-            heapreplace(heap, (place, tenant))
+            self._taken.discard(tenant)
+            if tenant.num_waiting:
+                heapreplace(heap, (place, tenant))
+            else:
+                heappop(heap)
         return None
 
     def hold_up(self, tenant: WaitingTenant[Entry]) -> None:

@@ -49,8 +49,8 @@ class WaitingQueue(Generic[Entry]):
         """Numbers tickets, admissions and walks in the order of time."""
         self._charged: tuple[Entry, ...] = ()
         """By the last `charge_outputs`."""
-        self._accounts: list[tuple[Account, Account]] = []
-        """Theirs."""
+        self._accounts: dict[Entry, tuple[Account, Account]] = {}
+        """Theirs, in this order."""
         counters.on_forget = self._forget_accounts
 
     def __len__(self) -> int:
@@ -118,8 +118,10 @@ class WaitingQueue(Generic[Entry]):
         step has some of every sequence, and mostly of the same ones as the step before."""
         weight = self.counters.output_weight
         if (charged := tuple(entries)) != self._charged:
-            self._charged, self._accounts = charged, list(map(self._accounts_of, charged))
-        for (tenant, queue), num_tokens in zip(self._accounts, counts, strict=True):
+            known = self._accounts
+            self._charged = charged
+            self._accounts = {each: known.get(each) or self._accounts_of(each) for each in charged}
+        for (tenant, queue), num_tokens in zip(self._accounts.values(), counts, strict=True):
             service = weight * num_tokens
             tenant.counter += service / tenant.weight
             queue.counter += service / queue.weight
@@ -132,7 +134,7 @@ class WaitingQueue(Generic[Entry]):
 
     def _forget_accounts(self) -> None:
         """A tenant has come to wait, or accounts were forgotten: those of entries are others."""
-        self._charged, self._accounts = (), []
+        self._charged, self._accounts = (), {}
 
     def next_adapters(self, limit: int) -> list[Hashable]:
         """The adapters of waiting queues, least served tenants first, one queue of each tenant at a
