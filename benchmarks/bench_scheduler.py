@@ -186,7 +186,7 @@ class Load:
         )
         ended = [
             request
-            for request, *_ in batch.sequences
+            for request, _, _, _, _, _ in batch.sequences
             if len(request.token_ids) == request.max_num_tokens
         ]
         for request in ended:

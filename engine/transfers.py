@@ -21,7 +21,10 @@ def to_device(
 ) -> Tensor:
     """These values on the device, in the order of its current stream: a copy, but for a tensor or
     an array on the CPU."""
-    host = torch.as_tensor(values, dtype=dtype)
+    if isinstance(values, np.ndarray) and dtype is None:
+        host = torch.from_numpy(values)  # takes a third of the time
+    else:
+        host = torch.as_tensor(values, dtype=dtype)
     if device.type == "cpu":
         return host
     if device.type == "cuda":

@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_not
+from operator import is_not, itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -223,14 +223,14 @@ class DecodeInputs:
         if self._copied is not None:
             self._copied.synchronize()  # the last copy may still be reading
         decodes = DecodeChunks.of(chunks).padded(self._padding, num_rows)
-        starts, num_hidden = np.array(decodes.starts), decodes.num_hidden
-        places = starts - np.array(decodes.num_evicted)
+        starts, num_hidden = decodes.starts, decodes.num_hidden
+        places = starts - decodes.num_evicted
         num_padded = num_rows - len(adapter_rows)
         adapter_rows = [*adapter_rows, *[BASE_ROW] * num_padded]
         self._fill_rows(decodes, starts - num_hidden, places, adapter_rows)
         end, queries = self._layout.tables_start, places - num_hidden
         for index, tables in enumerate(self._tables):
-            block_tables = [of_groups[index] for of_groups in decodes.tables]
+            block_tables = list(map(itemgetter(index), decodes.tables))
             end = tables.fill(self._words, end, block_tables, places, queries)
             slots = self._layout.slots_start + index * self._layout.row_words
             self._words[slots : slots + num_rows] = tables.slots(places)
@@ -258,7 +258,7 @@ class DecodeInputs:
         words[layout.row_words :][:num_rows] = positions
         words[layout.places_start :][:num_rows] = places
         if layout.has_rotary_rows:
-            words[layout.rotary_start :][:num_rows] = np.array(chunks.rotary_starts) + positions
+            words[layout.rotary_start :][:num_rows] = chunks.rotary_starts + positions
         if layout.has_trees:
             words[layout.hidden_start :][:num_rows] = hidden_words(chunks.hidden or [0])
         else:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import takewhile
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +23,12 @@ from ..model.drafting_part import DraftingPart
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
 from ..model.inputs import (
     DecodeChunks,
+    Integers,
     PendingTokens,
     SampledTokens,
     SequenceChunk,
     TableRows,
+    integers,
     make_inputs,
 )
 from ..model.layer_features import LayerFeatures
@@ -90,6 +93,7 @@ class ModelRunner:
         # While the same sequences decode, a step has the adapters of the one before: a lease fixes
         # its adapter's place on the device.
         self._needed: tuple[Sequence[Lease | None], LoraNeeds | None] = ((), NO_NEEDS)
+        self._adapter_rows: tuple[Sequence[Lease | None], list[int]] = ((), [])
         self._step = StepRequests.of(())
         self._built: tuple[_AdapterRows, StepAdapters] | None = None
 
@@ -200,12 +204,12 @@ class ModelRunner:
         requests, num_tokens, _, starts, _, leases = zip(*sequences, strict=True)
         if requests != self._step.requests:
             self._step = StepRequests.of(requests)
+        pending = None if sampled is None else _pending(sequences, sampled)
         chunks: Sequence[SequenceChunk]
         if max(num_tokens) == 1:
-            chunks = self._step.decodes(starts)
+            chunks = self._step.decodes(starts, are_known=pending is None)
         else:
             chunks = list(map(chunk_of, sequences))
-        pending = None if sampled is None else _pending(sequences, sampled)
         pools = self._step.pools
         observations: Mapping[Request, Observation] = {}
         if self._step.evicts:
@@ -255,7 +259,9 @@ class ModelRunner:
         pending: PendingTokens | None,
     ) -> StepOutput | None:
         """Like `replay`, of chunks that the graphs serve; `needs`: of the leases' adapters."""
-        output = graphs.run(chunks, _rows(leases), needs, pending)
+        if leases != self._adapter_rows[0]:
+            self._adapter_rows = leases, _rows(leases)
+        output = graphs.run(chunks, self._adapter_rows[1], needs, pending)
         if output is None:
             return None
         are_finite = HostCopy(output.are_finite)
@@ -379,7 +385,9 @@ class StepRequests(NamedTuple):
     token_ids: list[list[int]]
     blocks: list[SequenceBlocks]
     tables: list[list[BlockTable]]
-    rotary_starts: list[int]
+    num_evicted: Integers | None
+    """None: one of them may evict tokens."""
+    rotary_starts: Integers
     pools: bool
     """Whether one of them asks for an embedding."""
     evicts: bool
@@ -388,28 +396,32 @@ class StepRequests(NamedTuple):
     @classmethod
     def of(cls, requests: tuple[Request, ...]) -> StepRequests:
         blocks = [request.kv for request in requests]
+        may_evict = any(each.may_evict for each in blocks)
         return cls(
             requests,
             [request.token_ids for request in requests],
             blocks,
             [each.tables for each in blocks],
-            [request.namespace.rotary_start for request in requests],
+            None if may_evict else np.zeros(len(blocks), np.int64),
+            integers([request.namespace.rotary_start for request in requests]),
             pools=any(request.submitted.pooling for request in requests),
             evicts=any(each.eviction for each in blocks),
         )
 
-    def decodes(self, starts: Sequence[int]) -> DecodeChunks:
-        """A chunk of each request, of its token at this position."""
-        return DecodeChunks(
-            # A pending token is put in its place on the device.
-            [
+    def decodes(self, starts: Sequence[int], *, are_known: bool) -> DecodeChunks:
+        """A chunk of each request, of its token at this position. `are_known`: none is pending."""
+        if are_known:
+            tokens = list(map(list.__getitem__, self.token_ids, starts))
+        else:  # a pending token is put in its place on the device
+            tokens = [
                 known[start] if start < len(known) else 0
                 for known, start in zip(self.token_ids, starts, strict=True)
-            ],
-            starts,
-            self.tables,
-            [each.num_evicted for each in self.blocks],
-            self.rotary_starts,
+            ]
+        num_evicted = self.num_evicted
+        if num_evicted is None:
+            num_evicted = integers([each.num_evicted for each in self.blocks])
+        return DecodeChunks(
+            integers(tokens), integers(starts), self.tables, num_evicted, self.rotary_starts
         )
 
 

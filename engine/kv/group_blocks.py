@@ -538,11 +538,7 @@ class GroupBlocks:
 
 def joined(*parts: BlockTable | Sequence[int]) -> BlockTable:
     """One read-only table of these parts."""
-    table = np.empty(sum(map(len, parts)), dtype=np.int64)
-    start = 0
-    for part in parts:
-        end = start + len(part)
-        table[start:end] = part
-        start = end
+    # An empty list is an array of floats.
+    table = np.concatenate(parts, dtype=np.int64, casting="unsafe")
     table.flags.writeable = False
     return table

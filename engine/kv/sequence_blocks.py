@@ -85,5 +85,10 @@ class SequenceBlocks:
         )
 
     @property
+    def may_evict(self) -> bool:
+        """Whether `num_evicted` may ever be more than 0."""
+        return self.eviction is not None or self.slides_at != NEVER
+
+    @property
     def is_swapped(self) -> bool:
         return any(self.host_slots)

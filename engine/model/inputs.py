@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
-from operator import is_not
+from itertools import chain, compress, zip_longest
+from operator import is_not, itemgetter
 from typing import NamedTuple, Protocol, overload
 
 import numpy as np
@@ -83,12 +83,12 @@ class SequenceChunk(NamedTuple):
 class DecodeChunks(Sequence[SequenceChunk]):
     """Chunks of one token each, by column: a decode step has hundreds of them."""
 
-    token_ids: Sequence[int]
-    starts: Sequence[int]
+    token_ids: Integers
+    starts: Integers
     """In a draft tree, each token counts all before it, whatever their branches."""
     tables: Sequence[Sequence[BlockTable]]
-    num_evicted: Sequence[int]
-    rotary_starts: Sequence[int]
+    num_evicted: Integers
+    rotary_starts: Integers
     hidden: Sequence[int] = ()
     """See `SequenceChunk.hidden`; empty without draft trees."""
 
@@ -100,11 +100,11 @@ class DecodeChunks(Sequence[SequenceChunk]):
         each = [chunk for chunk in chunks for _ in chunk.token_ids]
         has_trees = any(chunk.tree is not None for chunk in chunks)
         return cls(
-            list(chain.from_iterable(chunk.token_ids for chunk in chunks)),
-            [chunk.start + index for chunk in chunks for index in range(len(chunk.token_ids))],
+            integers([token for chunk in chunks for token in chunk.token_ids]),
+            integers([chunk.start + i for chunk in chunks for i in range(len(chunk.token_ids))]),
             [chunk.tables for chunk in each],
-            [chunk.num_evicted for chunk in each],
-            [chunk.rotary_start for chunk in each],
+            integers([chunk.num_evicted for chunk in each]),
+            integers([chunk.rotary_start for chunk in each]),
             list(chain.from_iterable(chunk.hidden for chunk in chunks)) if has_trees else (),
         )
 
@@ -116,12 +116,14 @@ class DecodeChunks(Sequence[SequenceChunk]):
     def padded(self, chunk: SequenceChunk, num_chunks: int) -> DecodeChunks:
         """With this chunk of one token after them, as often as there are to be so many."""
         count = num_chunks - len(self)
+        if not count:
+            return self
         return DecodeChunks(
-            [*self.token_ids, *[chunk.token_ids[0]] * count],
-            [*self.starts, *[chunk.start] * count],
+            _followed(self.token_ids, chunk.token_ids[0], count),
+            _followed(self.starts, chunk.start, count),
             [*self.tables, *[chunk.tables] * count],
-            [*self.num_evicted, *[chunk.num_evicted] * count],
-            [*self.rotary_starts, *[chunk.rotary_start] * count],
+            _followed(self.num_evicted, chunk.num_evicted, count),
+            _followed(self.rotary_starts, chunk.rotary_start, count),
             [*self.hidden, *[0] * count] if self.hidden else (),
         )
 
@@ -139,12 +141,22 @@ class DecodeChunks(Sequence[SequenceChunk]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         return SequenceChunk(
-            [self.token_ids[index]],
-            self.starts[index],
+            [self.token_ids.item(index)],
+            self.starts.item(index),
             self.tables[index],
-            num_evicted=self.num_evicted[index],
-            rotary_start=self.rotary_starts[index],
+            num_evicted=self.num_evicted.item(index),
+            rotary_start=self.rotary_starts.item(index),
         )
+
+
+def integers(values: Sequence[int]) -> Integers:
+    """int64 `[len(values)]`."""
+    return np.fromiter(values, np.int64, len(values))
+
+
+def _followed(values: Integers, value: int, count: int) -> Integers:
+    """These values, and after them so many times this one."""
+    return np.append(values, [value] * count)
 
 
 def num_hidden(words: Sequence[int]) -> Integers:
@@ -292,6 +304,15 @@ class SeparateTables(NamedTuple):
         return visible.gather([self.tables[index] for index in members], width)
 
 
+class _Gathered(NamedTuple):
+    """Visible blocks of some chunks of a step."""
+
+    blocks: Integers
+    """`[num_chunks, width]`."""
+    rows: Integers
+    """The row that each is copied from; -1: it has no whole one."""
+
+
 class KeptTables(NamedTuple):
     """Tables of decoding sequences in a group without a window, as rows of one array."""
 
@@ -301,6 +322,10 @@ class KeptTables(NamedTuple):
     """Of each row without padding."""
     rows: Integers
     """Of each chunk."""
+    before: Mapping[bytes, _Gathered]
+    """What the last step gathered, by the chunks; written to."""
+    gathered: dict[bytes, _Gathered]
+    """What this one gathers."""
 
     def written(self, firsts: Integers, _ends: Integers) -> Integers:
         """See `StepTables.written`: each chunk writes to one block."""
@@ -308,11 +333,18 @@ class KeptTables(NamedTuple):
         return written
 
     def gather(self, members: Integers, visible: VisibleBlocks, width: int) -> Integers:
-        """See `StepTables.gather`."""
-        rows, ends = self.rows[members], visible.ends
-        blocks: Integers = self.blocks[rows, :width]
+        """See `StepTables.gather`. Valid until the next step's."""
+        rows, ends, key = self.rows[members], visible.ends, members.tobytes()
+        found = self.before.get(key)
+        if found is not None and found.blocks.shape[1] == width:
+            blocks, changed = found.blocks, np.flatnonzero(found.rows != rows)
+            blocks[changed] = self.blocks[rows[changed], :width]
+        else:
+            blocks = self.blocks[rows, :width]
         for index in np.flatnonzero(self.lengths[rows] > ends).tolist():
             blocks[index, ends[index] :] = NULL_BLOCK
+            rows[index] = -1
+        self.gathered[key] = _Gathered(blocks, rows)
         return blocks
 
 
@@ -334,23 +366,26 @@ class TableRows:
         """Those of the last call."""
         self._rows: Integers = np.zeros(0, dtype=np.int64)
         """Of these."""
+        self._gathered: dict[bytes, _Gathered] = {}
+        """In the step of the last call."""
 
     def find(self, tables: Sequence[BlockTable]) -> KeptTables:
         """These tables; valid until the next call."""
         rows = self._rows
         if len(tables) != len(rows):
-            rows, changed = np.zeros(len(tables), np.int64), range(len(tables))
+            rows, changed = np.zeros(len(tables), np.int64), list(range(len(tables)))
         else:
-            is_other = np.fromiter(map(is_not, tables, self._found), bool, len(rows))
-            rows, changed = rows.copy(), np.flatnonzero(is_other).tolist()
+            rows = rows.copy()
+            changed = list(compress(range(len(rows)), map(is_not, tables, self._found)))
         missing = [index for index in changed if id(tables[index]) not in self._row_of]
         if missing and not self._has_room(missing, tables):
             self._start_again(tables)
-            changed = range(len(tables))
-        for index in changed:
-            rows[index] = self._add(tables[index])
+            changed = list(range(len(tables)))
+        if changed:
+            rows[changed] = [self._add(tables[index]) for index in changed]
         self._found, self._rows = tables, rows
-        return KeptTables(self._blocks, self._lengths, rows)
+        before, self._gathered = self._gathered, {}
+        return KeptTables(self._blocks, self._lengths, rows, before, self._gathered)
 
     def _has_room(self, missing: Sequence[int], tables: Sequence[BlockTable]) -> bool:
         """Whether the missing ones of these tables fit."""
@@ -364,6 +399,7 @@ class TableRows:
         size = (4 * len(tables), longest + longest // 8 + 1)
         self._blocks, self._lengths = np.zeros(size, np.int64), np.zeros(size[0], np.int64)
         self._tables, self._row_of = [], {}
+        self._gathered = {}
 
     def _add(self, table: BlockTable) -> int:
         """The row of the table, written unless it is there."""
@@ -522,15 +558,15 @@ def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
 
 def _lay_out_decodes(chunks: DecodeChunks, block_size: int) -> _Rows:
     """A row is a chunk."""
-    positions = np.array(chunks.starts)
+    positions = chunks.starts
     rows, ones = np.arange(len(positions)), np.ones_like(positions)
-    places = positions - np.array(chunks.num_evicted) if any(chunks.num_evicted) else positions
+    places = positions - chunks.num_evicted
     firsts, offsets = np.divmod(places, block_size)
     rotary = None
-    if any(chunks.rotary_starts):
-        rotary = positions + np.array(chunks.rotary_starts)
+    if chunks.rotary_starts.any():
+        rotary = positions + chunks.rotary_starts
     return _Rows(
-        np.array(chunks.token_ids, dtype=np.int64),
+        chunks.token_ids,
         places,
         ones,
         places,
@@ -564,7 +600,7 @@ class _Layout:
     def batch(self) -> AttentionBatch:
         tables: StepTables
         if isinstance(self.chunks, DecodeChunks):
-            own = [each[self.index] for each in self.chunks.tables]
+            own = list(map(itemgetter(self.index), self.chunks.tables))
             if self.kept is not None and self.group.window is None:
                 tables = self.kept.find(own)
             else:

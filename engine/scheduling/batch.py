@@ -6,7 +6,6 @@ The batch is all that the runner sees of the scheduler's decisions. Torch-free.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -124,6 +123,12 @@ class ScheduledBatch:
         return shape.num_prefill_tokens + shape.num_decodes + shape.num_draft_tokens
 
 
+MAX_ROWS = 1 << 20
+"""More than an arena has. Places stay below 2^30, where Python compares integers fastest."""
+_DRAFTING = 60
+"""After the padding classes of decodes."""
+_PREFILL = 61
+
 Part = tuple[ScheduledSequence, ...]
 
 
@@ -158,11 +163,17 @@ class Step:
         max_read_rows: int,
         is_ahead: bool,
         ends_at_blocks: bool = False,
+        order: BatchOrder | None = None,
     ) -> None:
         """is_ahead: another step is in flight, so nobody is preempted. ends_at_blocks: see
-        `KvBlocks.holds_states`."""
+        `KvBlocks.holds_states`. order: that of the steps before; None: this is the first."""
         self.decodes: dict[Request, ScheduledSequence] = {}
         """Added to directly, by `Scheduler`: it is the hot loop."""
+        self.places: list[int] = []
+        """Likewise, those of the first decodes in the batch: multiples of `MAX_ROWS` by the padding
+        class of what is cached (`inputs.padding_class`), and the row of the adapter."""
+        self.num_context_tokens = 0
+        """Likewise, what is cached of these."""
         self.started: list[RequestStarted] = []
         self.failed: list[tuple[Request, EngineError]] = []
         self.preempted: set[Request] = set()
@@ -179,6 +190,7 @@ class Step:
         self._limit = budget
         self._num_free_rows = max_read_rows
         self._num_prefill_tokens = 0
+        self._order = order or BatchOrder()
 
     @property
     def budget(self) -> int:
@@ -239,37 +251,54 @@ class Step:
             self.num_draft_tokens -= sequence.num_draft_tokens
 
     def shape(self) -> StepShape:
+        """What the step costs so far."""
+        sequences = chain(self.decodes.values(), self._prefills.values())
+        return self._shape(sum(each.start - each.request.kv.num_evicted for each in sequences))
+
+    def _shape(self, num_context_tokens: int) -> StepShape:
         return StepShape(
             num_prefill_tokens=self._num_prefill_tokens,
             num_decodes=len(self.decodes),
-            num_context_tokens=sum(
-                [
-                    request.num_computed_tokens - request.kv.num_evicted
-                    for request in chain(self.decodes, self._prefills)
-                ]
-            ),
+            num_context_tokens=num_context_tokens,
             num_draft_tokens=self.num_draft_tokens,
         )
 
     def batch(self, take_operations: Callable[[], Sequence[KvOperation]]) -> ScheduledBatch | None:
         """None if nothing runs: what is to be done to the cache then waits for the next step."""
-        if not self.decodes and not self._prefills:
+        sequences = [*self.decodes.values(), *self._prefills.values()]
+        if not sequences:
             return None
-        # Sequences of one padding class (`inputs.padding_class`) stand together.
-        classes: dict[int, list[ScheduledSequence]] = defaultdict(list)
-        for request, sequence in self.decodes.items():
-            if sequence.num_draft_tokens:
-                continue
-            num_cached = request.num_computed_tokens - request.kv.num_evicted
-            classes[(num_cached // self._block_size).bit_length()].append(sequence)
-        decodes = chain.from_iterable(
-            sorted(classes[number], key=_arena_row) for number in sorted(classes)
-        )
-        drafting = sorted(self.drafting(), key=_arena_row) if self.num_draft_tokens else []
-        prefills = sorted(self._prefills.values(), key=_arena_row)
-        sequences = (*decodes, *drafting, *prefills)
-        return ScheduledBatch(sequences, tuple(take_operations()), self.shape())
+        num_context_tokens, places = self.num_context_tokens, self.places
+        if self.preempted or self.num_draft_tokens or len(places) != len(self.decodes):
+            num_context_tokens, places = 0, []  # some of the decodes have changed
+        for sequence in sequences[len(places) :]:
+            num_cached = sequence.start - sequence.request.kv.num_evicted
+            num_context_tokens += num_cached
+            places.append(self._place(sequence, num_cached))
+        ordered = self._order.sort(sequences, places)
+        return ScheduledBatch(ordered, tuple(take_operations()), self._shape(num_context_tokens))
+
+    def _place(self, sequence: ScheduledSequence, num_cached: int) -> int:
+        if sequence.num_tokens == 1:
+            kind = (num_cached // self._block_size).bit_length()
+        else:
+            kind = _DRAFTING if sequence.num_draft_tokens else _PREFILL
+        return kind * MAX_ROWS + (sequence.lease.row if sequence.lease else -1)
 
 
-def _arena_row(sequence: ScheduledSequence) -> int:
-    return sequence.lease.row if sequence.lease else -1
+class BatchOrder:
+    """Sorts the sequences of steps by their places, and remembers the order of the last one: while
+    the same requests decode, most steps have the places of the one before."""
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+        self._order: list[int] = []
+
+    def sort(
+        self, sequences: list[ScheduledSequence], places: list[int]
+    ) -> tuple[ScheduledSequence, ...]:
+        """By their places; those of the same place stay in the order given."""
+        if places != self._places:
+            self._places = places
+            self._order = sorted(range(len(places)), key=places.__getitem__)
+        return tuple(map(sequences.__getitem__, self._order))

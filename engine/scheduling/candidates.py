@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Generic
 
 from .adapter_queues import AdapterQueue, Entry, Ticket, WaitingTenant
@@ -140,12 +140,16 @@ class Visit(Generic[Entry]):
 
     def offer_all(self, may_run: Callable[[Entry], bool]) -> None:
         """Offer all queues but those whose first request may not run: these are parked."""
+        first_of, served = self._aside.first_of, self.tenant.service.counter
         for queue in self.tenant.queues.values():
-            first = self._aside.first_of(queue)
-            if first and not may_run(first.entry):
-                self.park(queue)
+            if (first := first_of(queue)) is None:
+                continue
+            if may_run(first.entry):
+                place = (not first.is_preempted, served(queue.name), queue.turn, queue)
+                self._heap.append(place)
             else:
-                self.offer(queue)
+                self.park(queue)
+        heapify(self._heap)
 
     def park(self, queue: AdapterQueue[Entry]) -> None:
         self._parked.add(queue.name)

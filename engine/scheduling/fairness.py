@@ -10,7 +10,7 @@ Torch-free; computes, never acts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -22,8 +22,8 @@ MAX_IDLE_PARTIES = 4096
 
 
 @dataclass(eq=False, slots=True)
-class _Account:
-    """A party's counter; found once per charge, of which a step has one for every sequence."""
+class Account:
+    """A party's counter: its services, each divided by the weight of that moment."""
 
     counter: float = 0.0
     weight: float = 1.0
@@ -33,10 +33,12 @@ class VirtualTokenCounters(Generic[Party]):
     def __init__(self, input_weight: float = 1.0, output_weight: float = 2.0) -> None:
         self.input_weight = input_weight
         self.output_weight = output_weight
-        self._accounts: dict[Party, _Account] = {}
+        self._accounts: dict[Party, Account] = {}
         self._active: set[Party] = set()
         self._last_active: Party | None = None
         self._forget_at = MAX_IDLE_PARTIES
+        self.on_forget: Callable[[], None] = lambda: None
+        """Called when accounts have been forgotten."""
 
     def __len__(self) -> int:
         """Parties remembered."""
@@ -57,7 +59,7 @@ class VirtualTokenCounters(Generic[Party]):
         party that was active last: idleness earns no credit. `weight` counts for later charges.
         """
         assert weight > 0, "a tenant's weight is positive"
-        account = self._account(party)
+        account = self.account(party)
         account.weight = weight
         if party in self._active:
             return
@@ -81,18 +83,12 @@ class VirtualTokenCounters(Generic[Party]):
 
     def add(self, party: Party, service: float) -> None:
         """Charge the party with a service that is known."""
-        account = self._accounts.get(party) or self._account(party)
+        account = self._accounts.get(party) or self.account(party)
         account.counter += service / account.weight
 
-    def add_each(self, services: Iterable[tuple[Party, float]]) -> None:
-        """Charge each party with its service: a step has an output of every sequence."""
-        accounts = self._accounts
-        for party, service in services:
-            account = accounts.get(party) or self._account(party)
-            account.counter += service / account.weight
-
-    def _account(self, party: Party) -> _Account:
-        return self._accounts.setdefault(party, _Account())
+    def account(self, party: Party) -> Account:
+        """The party's, until accounts are forgotten."""
+        return self._accounts.setdefault(party, Account())
 
     def _floor(self) -> float:
         """Never falls: who joins is lifted to it, and service only adds."""
@@ -105,6 +101,7 @@ class VirtualTokenCounters(Generic[Party]):
         for party, account in [*self._accounts.items()]:
             if party not in self._active and account.counter < floor:
                 del self._accounts[party]
+        self.on_forget()
         # Where few could be forgotten the next attempt waits, so that attempts stay cheap overall.
         num_idle = len(self._accounts) - len(self._active)
         self._forget_at = max(MAX_IDLE_PARTIES, 2 * num_idle)

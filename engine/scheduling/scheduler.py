@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from .adapter_provider import AdapterProvider
 from .admission_planner import AdmissionPlanner
 from .background import BackgroundRequests
 from .backlog import Backlog
-from .batch import ScheduledBatch, ScheduledSequence, Step
+from .batch import MAX_ROWS, BatchOrder, ScheduledBatch, ScheduledSequence, Step
 from .deadlines import Deadlines
 from .disk_reads import DiskReads
 from .draft_policy import DraftPolicy, NoDrafts
@@ -68,9 +68,6 @@ class SchedulerLimits:
     """Steps that are in flight together, each with other requests: one per stage of a pipeline."""
     kv_block_bytes: tuple[int, ...] = ()
     """Per KV group, what swapping a block moves; empty: nothing is known, and swapping is free."""
-
-
-_tenant_id = attrgetter("tenant_id")
 
 
 class Schedule(NamedTuple):
@@ -128,6 +125,7 @@ class Scheduler:
             swap_costs=self._swap_costs,
             tenant_cap=limits.tenant_cap,
         )
+        self._order = BatchOrder()
         self._last_shape = StepShape(0, 0, 0)
         self._num_steps_launched = 0
         self._is_ahead = False
@@ -387,6 +385,7 @@ class Scheduler:
             max_read_rows=limits.max_read_rows,
             is_ahead=self._is_ahead,
             ends_at_blocks=self._kv.holds_states,
+            order=self._order,
         )
         if self._kv.disk:
             for request in self._disk_reads.poll():
@@ -438,20 +437,22 @@ class Scheduler:
         are given back.
         """
         is_ahead, block_size = self._is_ahead, self.limits.block_size
-        weight = self.counters.output_weight
         charged: list[Request] = []
-        services: list[float] = []
+        counts: list[int] = []
         for sequence, token_ids, num_accepted in outputs:
             request, num_tokens, num_draft_tokens, start, _, _ = sequence
+            end = start + num_tokens
+            if num_draft_tokens:
+                end += num_accepted - num_draft_tokens
             if token_ids:
                 request.token_ids += token_ids
-                if not request.is_background:  # which is free, as in `_charge`
-                    charged.append(request)
-                    services.append(weight * len(token_ids))
-                if request.num_pending_tokens:
-                    left = request.num_pending_tokens - len(token_ids)
-                    request.num_pending_tokens = max(left, 0)
-            kv, end = request.kv, start + num_tokens - num_draft_tokens + num_accepted
+                num_new = len(token_ids)
+                charged.append(request)
+                counts.append(num_new)
+                if num_pending := request.num_pending_tokens:
+                    left = num_pending - num_new
+                    request.num_pending_tokens = left if left > 0 else 0
+            kv = request.kv
             if end > kv.num_tokens_handled:
                 self._kv.advance(kv, request.namespace, request.token_ids, end)
             if is_ahead:
@@ -460,7 +461,7 @@ class Scheduler:
             if kv.num_writable - end > block_size:
                 self._kv.shrink(kv, end + 1)
         if charged:
-            self._charge_outputs(charged, services)
+            self._charge_outputs(charged, counts)
 
     def observe(self, batch: ScheduledBatch, seconds: float, swap_seconds: float = 0.0) -> None:
         """Learn what the step cost; `swap_seconds` of it went into swapping."""
@@ -479,11 +480,12 @@ class Scheduler:
         service = self.counters.charge(request.tenant_id, input_tokens)
         self._waiting.charge(request, service)
 
-    def _charge_outputs(self, requests: Sequence[Request], services: Sequence[float]) -> None:
-        """Charge each request's tenant and queue, as `_charge` does."""
-        self.counters.add_each(zip(map(_tenant_id, requests), services, strict=True))
-        if self._waiting.tenants:
-            self._waiting.charge_each(zip(requests, services, strict=True))
+    def _charge_outputs(self, requests: Sequence[Request], counts: Sequence[int]) -> None:
+        """Charge each request's tenant and queue for so many outputs, as `_charge` does."""
+        if self._background.requests:
+            others = [not request.is_background for request in requests]
+            requests, counts = list(compress(requests, others)), list(compress(counts, others))
+        self._waiting.charge_outputs(requests, counts)
 
     def _place_background(self, step: Step) -> None:
         """Let background requests stand back from others, or run if there are none."""
@@ -527,30 +529,42 @@ class Scheduler:
     def _schedule_decodes(self, step: Step) -> list[Request]:
         """Continue every decoding request; return those that still have a prompt to compute."""
         prefills: list[Request] = []
-        grow, preempted, decodes = self._kv.grow, step.preempted, step.decodes
-        new = tuple.__new__  # takes half as long as the class: it runs for each sequence
+        grow, preempted, decodes, places = self._kv.grow, step.preempted, step.decodes, step.places
+        block_size, num_context_tokens = self.limits.block_size, 0
+        # Takes half as long as the class: it runs for each sequence.
+        new, cls = tuple.__new__, ScheduledSequence
         budget, has_stages = self.limits.max_num_batched_tokens, False
         if self.limits.max_concurrent_batches > 1:
             budget, has_stages = self._decode_budget(), True
-        for request in tuple(self._running.requests):
-            if has_stages and request.num_pending_tokens:
+        requests = tuple(self._running.requests)
+        is_tight = len(requests) > budget
+        for request in requests:
+            num_pending = request.num_pending_tokens
+            if num_pending and has_stages:
                 continue  # the host must know the token before the first stage begins
             num_computed = request.num_computed_tokens
-            remaining = len(request.token_ids) + request.num_pending_tokens - num_computed
-            if remaining > 1:
-                prefills.append(request)
-            elif not remaining or request in preempted or len(decodes) == budget:
-                continue  # without any, its last token is in flight
-            elif (
-                num_computed < request.kv.num_writable
-                or grow(request.kv, num_computed, 1)
+            remaining = len(request.token_ids) + num_pending - num_computed
+            if remaining != 1:
+                if remaining:  # without any, its last token is in flight
+                    prefills.append(request)
+                continue
+            if (preempted and request in preempted) or (is_tight and len(decodes) == budget):
+                continue
+            kv = request.kv
+            if (
+                num_computed < kv.num_writable
+                or grow(kv, num_computed, 1)
                 or self._preemption.make_room(request, 1, step)
             ):
                 lease = request.lease if num_computed >= request.adapter_start else None
-                row = (request, 1, 0, num_computed, True, lease)
-                decodes[request] = new(ScheduledSequence, row)
+                decodes[request] = new(cls, (request, 1, 0, num_computed, True, lease))
+                num_cached = num_computed - kv.num_evicted
+                num_context_tokens += num_cached
+                padding = (num_cached // block_size).bit_length()
+                places.append(padding * MAX_ROWS + (lease.row if lease else -1))
                 if num_computed < request.num_prompt_tokens:
                     self._charge_prompt(request, 1)
+        step.num_context_tokens = num_context_tokens
         return prefills
 
     def _decode_budget(self) -> int:
@@ -597,6 +611,8 @@ class Scheduler:
 
     def _bound_prefill(self, step: Step) -> None:
         """Leave prompts as much of the step as its decodes' targets allow, a block at least."""
+        if not self._running.num_paced:
+            return
         target = step.target_itl_seconds
         if target == math.inf:
             return

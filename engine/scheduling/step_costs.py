@@ -179,9 +179,10 @@ class StepCosts:
             + draft * num_drafts
             for request, num_tokens, num_drafts, start, _, _ in sequences
         ]
-        if not any(weights):
-            weights = [0.0 if each[0].is_settled else each.num_tokens for each in sequences]
         total = sum(weights)
+        if not total:
+            weights = [0.0 if each[0].is_settled else each.num_tokens for each in sequences]
+            total = sum(weights)
         if not total:
             self.unclaimed_seconds += seconds
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic
 
 from .adapter_queues import Entry, WaitingTenant
@@ -36,12 +36,19 @@ class TenantOrder(Generic[Entry]):
 
     def take(self) -> WaitingTenant[Entry] | None:
         """Take out the tenant with the least service."""
-        while self._heap:
-            (was_served, _), tenant = heappop(self._heap)
-            if tenant.num_waiting and was_served == self._counters.counter(tenant.tenant_id):
+        heap = self._heap
+        while heap:
+            (was_served, _), tenant = heap[0]
+            place = self.place_of(tenant)
+            if tenant.num_waiting and was_served == place[0]:
+                heappop(heap)
                 self._taken.add(tenant)
                 return tenant
-            self.offer(tenant)
+            self._taken.discard(tenant)
+            if tenant.num_waiting:
+                heapreplace(heap, (place, tenant))
+            else:
+                heappop(heap)
         return None
 
     def hold_up(self, tenant: WaitingTenant[Entry]) -> None:

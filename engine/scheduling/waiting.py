@@ -19,7 +19,7 @@ from typing import Generic
 
 from .adapter_queues import Entry, Ticket, WaitingTenant
 from .candidates import Candidates
-from .fairness import VirtualTokenCounters
+from .fairness import Account, VirtualTokenCounters
 from .tenant_order import TenantOrder
 
 
@@ -47,6 +47,11 @@ class WaitingQueue(Generic[Entry]):
         self._walk: Candidates[Entry] | None = None
         self._turns = count()
         """Numbers tickets, admissions and walks in the order of time."""
+        self._charged: tuple[Entry, ...] = ()
+        """By the last `charge_outputs`."""
+        self._accounts: dict[Entry, tuple[Account, Account]] = {}
+        """Theirs, in this order."""
+        counters.on_forget = self._forget_accounts
 
     def __len__(self) -> int:
         return len(self.tickets)
@@ -105,14 +110,31 @@ class WaitingQueue(Generic[Entry]):
 
         The request may wait or run. Queues that are never charged alternate.
         """
-        self.charge_each([(entry, service)])
+        if tenant := self.tenants.get(entry.tenant_id):
+            tenant.service.add(entry.adapter, service)
 
-    def charge_each(self, services: Iterable[tuple[Entry, float]]) -> None:
-        """`charge` of each entry with its service."""
-        tenants = self.tenants
-        for entry, service in services:
-            if tenant := tenants.get(entry.tenant_id):
-                tenant.service.add(entry.adapter, service)
+    def charge_outputs(self, entries: Iterable[Entry], counts: Iterable[int]) -> None:
+        """Charge each entry's tenant and, as `charge` does, its queue for so many output tokens: a
+        step has some of every sequence, and mostly of the same ones as the step before."""
+        weight = self.counters.output_weight
+        if (charged := tuple(entries)) != self._charged:
+            known = self._accounts
+            self._charged = charged
+            self._accounts = {each: known.get(each) or self._accounts_of(each) for each in charged}
+        for (tenant, queue), num_tokens in zip(self._accounts.values(), counts, strict=True):
+            service = weight * num_tokens
+            tenant.counter += service / tenant.weight
+            queue.counter += service / queue.weight
+
+    def _accounts_of(self, entry: Entry) -> tuple[Account, Account]:
+        """Of the entry's tenant and of its queue."""
+        tenant = self.tenants.get(entry.tenant_id)
+        queue = tenant.service.account(entry.adapter) if tenant else Account()
+        return self.counters.account(entry.tenant_id), queue
+
+    def _forget_accounts(self) -> None:
+        """A tenant has come to wait, or accounts were forgotten: those of entries are others."""
+        self._charged, self._accounts = (), {}
 
     def next_adapters(self, limit: int) -> list[Hashable]:
         """The adapters of waiting queues, least served tenants first, one queue of each tenant at a
@@ -146,7 +168,9 @@ class WaitingQueue(Generic[Entry]):
         is_new = tenant is None
         if tenant is None:
             tenant = WaitingTenant(entry.tenant_id, ticket.number, self._clock())
+            tenant.service.on_forget = self._forget_accounts
             self.tenants[entry.tenant_id] = tenant
+            self._forget_accounts()
         tenant.enter(ticket)
         self.counters.activate(tenant.tenant_id, tenant.weight)
         if is_new:

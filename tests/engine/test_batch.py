@@ -101,6 +101,18 @@ def test_what_a_preempted_request_was_to_draft_is_given_to_nobody() -> None:
     assert [sequence.request for sequence in step.drafting()] == [second]
 
 
+def test_a_decode_after_a_preempted_one_counts_its_own_context() -> None:
+    step, first, second = make_step(), make_request(8, computed=7), make_request(6, computed=5)
+    step.decodes[first] = ScheduledSequence.of(first, 1)
+    step.places.append(0)
+    step.num_context_tokens = 7
+    step.cancel(first)
+    step.add(second, 1)
+    batch = step.batch(list)
+    assert batch is not None
+    assert batch.shape == StepShape(0, 1, 5)
+
+
 def test_what_a_preempted_prompt_was_to_compute_is_room_again() -> None:
     step = make_step(budget=12)
     request = make_request()
@@ -192,11 +204,13 @@ def test_suspects_of_one_adapter_share_their_passes() -> None:
 
 def test_decodes_by_column_are_the_chunks_of_their_sequences_in_every_step() -> None:
     requests = tuple(make_request(length, computed=length - 1) for length in (3, 6, 9))
+    for request in requests:
+        request.kv.slides_at = 3  # so tokens may be evicted
     columns = StepRequests.of(requests)
     for step in range(4):
         changed = requests[step % 3]
         changed.kv.tables[0] = block_table([step + 1])
-        changed.kv.num_evicted += step  # as a compaction does
+        changed.kv.num_evicted += step
         if step:
             for request in requests:
                 request.num_computed_tokens += 1
@@ -204,5 +218,6 @@ def test_decodes_by_column_are_the_chunks_of_their_sequences_in_every_step() -> 
         if step == 3:
             changed.token_ids.pop()  # it is pending
         sequences = [ScheduledSequence.of(request, 1) for request in requests]
-        found = columns.decodes([sequence.start for sequence in sequences])
+        starts = [sequence.start for sequence in sequences]
+        found = columns.decodes(starts, are_known=step < 3)
         assert list(found) == [chunk_of(sequence) for sequence in sequences]

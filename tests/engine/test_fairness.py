@@ -225,21 +225,6 @@ def test_a_tenant_that_returns_is_lifted_to_the_least_of_the_active_ones() -> No
     assert counters.counter("c") == 50.0
 
 
-def test_services_are_added_together_as_one_after_another() -> None:
-    together: VirtualTokenCounters[str] = VirtualTokenCounters()
-    alone: VirtualTokenCounters[str] = VirtualTokenCounters()
-    services = [("a", 2.0), ("b", 2.0), ("a", 6.0), ("new", 2.0), ("a", 2.0)]
-    for counters in (together, alone):
-        counters.activate("a", weight=3.0)
-        counters.activate("b", weight=0.7)
-    together.add_each(services)
-    for party, service in services:
-        alone.add(party, service)
-    assert [together.counter(party) for party in ("a", "b", "new")] == [
-        alone.counter(party) for party in ("a", "b", "new")
-    ]
-
-
 def test_a_tenant_that_returns_to_an_idle_server_is_lifted_to_the_last_that_left() -> None:
     counters: VirtualTokenCounters[str] = VirtualTokenCounters()
     counters.activate("a")

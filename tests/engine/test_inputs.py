@@ -148,7 +148,7 @@ def test_the_tokens_of_a_chunk_are_chunks_of_their_own() -> None:
 def test_the_tokens_of_a_tree_keep_what_they_do_not_see() -> None:
     tree = make_chunk(5, 7, tree=[-1, -1, 0])
     tokens = DecodeChunks.of([make_chunk(1, 9), tree])
-    assert tokens.starts == [9, 7, 8, 9, 10, 11]
+    assert tokens.starts.tolist() == [9, 7, 8, 9, 10, 11]
     assert tokens.hidden == [0, 0, 0, 0, 0b10, 0b10]
     assert tokens.num_hidden.tolist() == [0, 0, 0, 0, 1, 1]
     assert tokens.padded(make_chunk(1, 0), 7).hidden == [*tokens.hidden, 0]

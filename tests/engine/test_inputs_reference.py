@@ -22,6 +22,7 @@ from loraplex.engine.model.inputs import (
     SequenceChunk,
     StepInputs,
     TableRows,
+    VisibleBlocks,
     make_inputs,
 )
 from loraplex.kernels.attention import AttentionBatch
@@ -272,6 +273,17 @@ def test_inputs_of_decodes_are_those_of_a_loop_over_lists_after_any_steps_before
             table_rows=kept,
         )
         check(found, decoding.chunks, in_place=in_place)
+
+
+def test_tables_are_right_after_their_rows_were_given_to_others() -> None:
+    kept, visible = TableRows(), VisibleBlocks(*np.array([[0, 0], [0, 0], [2, 2]]))
+    tables = [block_table([1, 2]), block_table([3, 4])]
+    for step in range(20):
+        found = kept.find(tables).gather(np.arange(2), visible, 2)
+        assert found.tolist() == [table.tolist() for table in tables]
+        # The first table is kept until the others have taken the eight rows of two sequences.
+        new = block_table([10 + step, 40 + step])
+        tables = [new, tables[1]] if step % 7 == 6 else [tables[0], new]
 
 
 def test_decodes_by_column_are_the_chunks_that_they_were_made_of() -> None:

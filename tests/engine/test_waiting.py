@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from loraplex.engine.scheduling import fairness
 from loraplex.engine.scheduling.candidates import Candidates
 from loraplex.engine.scheduling.fairness import VirtualTokenCounters
 from loraplex.engine.scheduling.waiting import WaitingQueue
@@ -212,9 +213,9 @@ class QueueAgainstSort(RuleBasedStateMachine):
 
     @rule(service=st.integers(1, 9))
     def decode(self, service: int) -> None:
+        self.queue.charge_outputs(self.running, [service] * len(self.running))
         for entry in self.running:
-            self.queue.charge(entry, self.counters.charge(entry.tenant_id, service))
-            self.model.charge(entry, service)
+            self.model.charge(entry, 2 * service)  # as an output counts
 
     @rule(
         data=st.data(),
@@ -469,3 +470,35 @@ def test_the_next_adapters_are_the_least_served_of_the_least_served_tenants_in_t
     assert queue.next_adapters(1) == ["n1"]
     queue.add_front(Entry("r5", "new", "n3"))
     assert queue.next_adapters(3) == ["n3", "s2", "n1"]
+
+
+def test_outputs_are_charged_to_the_queues_of_tenants_that_wait_at_that_time() -> None:
+    queue, running = make_queue(), [Entry("running", "a", "x")]
+    services = []
+    for waiting in (None, Entry("1", "a", "y"), None, Entry("2", "a", "y")):
+        if waiting:
+            queue.add(waiting)
+        queue.charge_outputs(running, [1])
+        if waiting:
+            queue.charge_outputs(running, [1])
+            services.append(queue.tenants["a"].service.counter("x"))
+            queue.remove(waiting)
+    assert services == [4.0, 4.0]
+    assert queue.counters.counter("a") == 12.0
+
+
+def test_outputs_after_a_counter_was_forgotten_are_charged_to_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairness, "MAX_IDLE_PARTIES", 0)
+    counters: VirtualTokenCounters[str] = VirtualTokenCounters()
+    queue: WaitingQueue[Entry] = WaitingQueue(counters, lambda: 0.0)
+    running = [Entry("running", "idle")]
+    counters.charge("served", output_tokens=50)
+    for tenant_id in ("served", "other"):
+        queue.add(Entry(tenant_id, tenant_id))
+    queue.charge_outputs(running, [3])
+    counters.deactivate("other")
+    assert counters.counter("idle") == 0.0
+    queue.charge_outputs(running, [1])
+    assert counters.counter("idle") == 2.0
