@@ -25,10 +25,13 @@ def untouched_zeros(num_elements: int, dtype: torch.dtype) -> Tensor:
 
     A mapping of their own, where torch would fill them, and calloc what it takes from the heap.
     Of huge pages if they are large, so that the loader threads that write first spend little time
-    on page faults.
+    on page faults. Raises MemoryError.
     """
     num_bytes = num_elements * dtype.itemsize
-    mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as exc:
+        raise MemoryError(f"no {num_bytes} bytes of host memory: {exc.strerror}") from exc
     zeros = torch.frombuffer(mapping, dtype=torch.uint8)[:num_bytes]
     if CAN_GIVE_BACK and num_bytes >= _LEAST_OF_HUGE_PAGES:
         _advise(zeros.data_ptr(), zeros.data_ptr() + num_bytes, _HUGE_PAGES)

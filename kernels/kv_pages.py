@@ -214,8 +214,8 @@ def make_pages(
 def allocate_zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    # From calloc, which touches no page, where torch would fill them. They begin with a page, so
-    # that blocks of whole pages can be given back as a whole.
+    # From calloc, which touches no page of a large cache, where torch would fill all. They begin
+    # with a page, so that blocks of whole pages can be given back as a whole.
     num_bytes = math.prod(size) * dtype.itemsize
     untouched = np.zeros(num_bytes + mmap.PAGESIZE, dtype=np.uint8)
     start = -untouched.ctypes.data % mmap.PAGESIZE

@@ -50,6 +50,11 @@ def test_memory_has_no_pages_before_the_first_write() -> None:
     assert behind.all()
 
 
+def test_memory_that_is_not_there_is_no_lost_connection() -> None:
+    with pytest.raises(MemoryError, match=f"no {1 << 50} bytes of host memory"):
+        untouched_zeros(1 << 50, torch.uint8)
+
+
 def test_no_elements_take_no_room() -> None:
     assert untouched_zeros(0, torch.float32).shape == (0,)
 

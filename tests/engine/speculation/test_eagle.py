@@ -403,7 +403,7 @@ def test_what_is_computed_again_after_a_preemption_changes_no_draft(
     assert_drafted(head, model, made, [5, 80, 33, 7, *engine.answers["r0"].token_ids])
 
 
-FAMILIES = ["gemma2-softcap-window", "gpt2-conv1d", "qwen3_moe", "cohere", "granite", "opt"]
+FAMILIES = ["gemma2-softcap-window", "qwen3_moe", "gpt2-conv1d", "cohere", "granite", "opt"]
 
 
 @pytest.mark.parametrize("family", marked_slow(FAMILIES, slow=FAMILIES[1:]))

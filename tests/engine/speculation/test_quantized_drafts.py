@@ -31,8 +31,8 @@ from support.served_features import make_adapters
 
 PROMPTS = ([5, 17, 3, 90, 4], [9, 9, 1], [7] * 20, [1, 2, 3, 4, 5, 6], [40, 41], [8, 30, 22])
 SERVED_IN: dict[str, tuple[str, float, float, dict[str, Any]]] = {
-    "fp32": ("int8", 0.0, 0.7, {}),
     "fp32 in nf4": ("nf4", 0.9, 0.1, {}),
+    "fp32": ("int8", 0.0, 0.7, {}),
     "int8 base": ("int4", 0.9, 0.1, {"quantization": Quantization.INT8}),
     "int8 KV cache": ("int8", 0.9, 0.7, {"kv_dtype": KvDtype.INT8}),
     "preempted": ("int8", 0.9, 0.7, {"kv_cache_bytes": 40 << 10, "max_model_len": 64}),

@@ -30,8 +30,8 @@ FAMILIES = (
     "gemma2-softcap-window",
     "gpt2-conv1d",
     "gpt_neox",
-    "gpt_oss-sinks-window",
     "mixtral",
+    "gpt_oss-sinks-window",
     "opt",
     "phi3-fused",
 )
