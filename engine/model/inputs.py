@@ -79,7 +79,7 @@ class SequenceChunk(NamedTuple):
         return [0] * num_others + words[max(-num_others, 0) :]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DecodeChunks(Sequence[SequenceChunk]):
     """Chunks of one token each, by column: a decode step has hundreds of them."""
 
@@ -116,7 +116,7 @@ class DecodeChunks(Sequence[SequenceChunk]):
     def padded(self, chunk: SequenceChunk, num_chunks: int) -> DecodeChunks:
         """With this chunk of one token after them, as often as there are to be so many."""
         count = num_chunks - len(self)
-        if not count:
+        if count <= 0:
             return self
         return DecodeChunks(
             _followed(self.token_ids, chunk.token_ids[0], count),

@@ -124,7 +124,7 @@ class ScheduledBatch:
 
 
 MAX_ROWS = 1 << 20
-"""More than an arena has. Places stay below 2^30, where Python compares integers fastest."""
+"""More than an arena has. Sort keys stay below 2^30, where Python compares integers fastest."""
 _DRAFTING = 60
 """After the padding classes of decodes."""
 _PREFILL = 61
@@ -169,7 +169,7 @@ class Step:
         `KvBlocks.holds_states`. order: that of the steps before; None: this is the first."""
         self.decodes: dict[Request, ScheduledSequence] = {}
         """Added to directly, by `Scheduler`: it is the hot loop."""
-        self.places: list[int] = []
+        self.sort_keys: list[int] = []
         """Likewise, those of the first decodes in the batch: multiples of `MAX_ROWS` by the padding
         class of what is cached (`inputs.padding_class`), and the row of the adapter."""
         self.num_context_tokens = 0
@@ -268,17 +268,17 @@ class Step:
         sequences = [*self.decodes.values(), *self._prefills.values()]
         if not sequences:
             return None
-        num_context_tokens, places = self.num_context_tokens, self.places
-        if self.preempted or self.num_draft_tokens or len(places) != len(self.decodes):
-            num_context_tokens, places = 0, []  # some of the decodes have changed
-        for sequence in sequences[len(places) :]:
+        num_context_tokens, sort_keys = self.num_context_tokens, self.sort_keys
+        if self.preempted or self.num_draft_tokens or len(sort_keys) != len(self.decodes):
+            num_context_tokens, sort_keys = 0, []  # some of the decodes have changed
+        for sequence in sequences[len(sort_keys) :]:
             num_cached = sequence.start - sequence.request.kv.num_evicted
             num_context_tokens += num_cached
-            places.append(self._place(sequence, num_cached))
-        ordered = self._order.sort(sequences, places)
+            sort_keys.append(self._sort_key(sequence, num_cached))
+        ordered = self._order.sort(sequences, sort_keys)
         return ScheduledBatch(ordered, tuple(take_operations()), self._shape(num_context_tokens))
 
-    def _place(self, sequence: ScheduledSequence, num_cached: int) -> int:
+    def _sort_key(self, sequence: ScheduledSequence, num_cached: int) -> int:
         if sequence.num_tokens == 1:
             kind = (num_cached // self._block_size).bit_length()
         else:
@@ -287,18 +287,20 @@ class Step:
 
 
 class BatchOrder:
-    """Sorts the sequences of steps by their places, and remembers the order of the last one: while
-    the same requests decode, most steps have the places of the one before."""
+    """Sorts the sequences of steps by their keys, and remembers the order of the last one.
+
+    While the same requests decode, most steps have the keys of the one before.
+    """
 
     def __init__(self) -> None:
-        self._places: list[int] = []
+        self._sort_keys: list[int] = []
         self._order: list[int] = []
 
     def sort(
-        self, sequences: list[ScheduledSequence], places: list[int]
+        self, sequences: list[ScheduledSequence], sort_keys: list[int]
     ) -> tuple[ScheduledSequence, ...]:
-        """By their places; those of the same place stay in the order given."""
-        if places != self._places:
-            self._places = places
-            self._order = sorted(range(len(places)), key=places.__getitem__)
+        """By their sort keys; those of the same key stay in the order given."""
+        if sort_keys != self._sort_keys:
+            self._sort_keys = sort_keys
+            self._order = sorted(range(len(sort_keys)), key=sort_keys.__getitem__)
         return tuple(map(sequences.__getitem__, self._order))

@@ -52,7 +52,7 @@ class Running:
         """By tenant, as far as they were asked for in this step. Cleared at its beginning, as
         sequences have grown or shrunk since."""
         self._tenants: dict[str, _Tenant] = {}
-        self.num_paced = 0
+        self.num_with_itl_target = 0
         """Requests with an ITL target."""
 
     def __contains__(self, request: object) -> bool:
@@ -70,7 +70,7 @@ class Running:
     def start(self, request: Request, kv_share: float) -> None:
         """The request runs from now on; `kv_share` is what its known tokens will take."""
         self.requests[request] = None
-        self.num_paced += request.targets.itl_seconds is not None
+        self.num_with_itl_target += request.targets.itl_seconds is not None
         tenant = self._tenants.get(request.tenant_id)
         if tenant is None:
             tenant = self._tenants[request.tenant_id] = _Tenant(request.tenant_weight)
@@ -81,7 +81,7 @@ class Running:
 
     def stop(self, request: Request) -> None:
         del self.requests[request]
-        self.num_paced -= request.targets.itl_seconds is not None
+        self.num_with_itl_target -= request.targets.itl_seconds is not None
         tenant = self._tenants[request.tenant_id]
         del tenant.requests[request]
         self.kv_shares.pop(request.tenant_id, None)

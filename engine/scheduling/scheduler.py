@@ -529,7 +529,7 @@ class Scheduler:
     def _schedule_decodes(self, step: Step) -> list[Request]:
         """Continue every decoding request; return those that still have a prompt to compute."""
         prefills: list[Request] = []
-        grow, preempted, decodes, places = self._kv.grow, step.preempted, step.decodes, step.places
+        grow, preempted, decodes, keys = self._kv.grow, step.preempted, step.decodes, step.sort_keys
         block_size, num_context_tokens = self.limits.block_size, 0
         # Takes half as long as the class: it runs for each sequence.
         new, cls = tuple.__new__, ScheduledSequence
@@ -561,7 +561,7 @@ class Scheduler:
                 num_cached = num_computed - kv.num_evicted
                 num_context_tokens += num_cached
                 padding = (num_cached // block_size).bit_length()
-                places.append(padding * MAX_ROWS + (lease.row if lease else -1))
+                keys.append(padding * MAX_ROWS + (lease.row if lease else -1))
                 if num_computed < request.num_prompt_tokens:
                     self._charge_prompt(request, 1)
         step.num_context_tokens = num_context_tokens
@@ -596,8 +596,11 @@ class Scheduler:
 
     def _num_drafts_in_time(self, step: Step) -> int:
         """How many draft tokens the decodes' targets leave room for."""
-        seconds, target = self._costs.draft_token_seconds(), step.target_itl_seconds
-        if target == math.inf or not seconds:
+        seconds = self._costs.draft_token_seconds()
+        if not seconds or not self._running.num_with_itl_target:
+            return step.budget
+        target = step.target_itl_seconds
+        if target == math.inf:
             return step.budget
         return max(int((target - self._costs.predict(step.shape())) / seconds), 0)
 
@@ -611,7 +614,7 @@ class Scheduler:
 
     def _bound_prefill(self, step: Step) -> None:
         """Leave prompts as much of the step as its decodes' targets allow, a block at least."""
-        if not self._running.num_paced:
+        if not self._running.num_with_itl_target:
             return
         target = step.target_itl_seconds
         if target == math.inf:

@@ -115,7 +115,8 @@ class WaitingQueue(Generic[Entry]):
 
     def charge_outputs(self, entries: Iterable[Entry], counts: Iterable[int]) -> None:
         """Charge each entry's tenant and, as `charge` does, its queue for so many output tokens: a
-        step has some of every sequence, and mostly of the same ones as the step before."""
+        step has some of every sequence, and mostly of the same ones as the step before. No entry is
+        named twice."""
         weight = self.counters.output_weight
         if (charged := tuple(entries)) != self._charged:
             known = self._accounts

@@ -104,7 +104,7 @@ def test_what_a_preempted_request_was_to_draft_is_given_to_nobody() -> None:
 def test_a_decode_after_a_preempted_one_counts_its_own_context() -> None:
     step, first, second = make_step(), make_request(8, computed=7), make_request(6, computed=5)
     step.decodes[first] = ScheduledSequence.of(first, 1)
-    step.places.append(0)
+    step.sort_keys.append(0)
     step.num_context_tokens = 7
     step.cancel(first)
     step.add(second, 1)
