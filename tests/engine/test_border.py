@@ -56,6 +56,7 @@ def expected(
     return tokens
 
 
+@pytest.mark.slow
 def test_moves_of_the_border_change_no_token_and_no_address(
     adapters: list[Path], expected: list[list[int]], moving: LocalEngine
 ) -> None:

@@ -61,8 +61,8 @@ def assert_greedy(base: Path, prompt: list[int], output: list[int], **inputs: An
 @pytest.mark.parametrize(
     ("case", "config"),
     [
-        ("mistral-window", {}),
         ("llama", {"attention_window": 24, "attention_sinks": 0}),
+        pytest.param("mistral-window", {}, marks=pytest.mark.slow),
         *(
             pytest.param(
                 case, {"attention_window": 24, "attention_sinks": 0}, marks=pytest.mark.slow
@@ -181,7 +181,12 @@ def test_what_a_request_holds_stays_the_same(case: str, tmp_path: Path) -> None:
     [
         ("llama", {}, "attend to all tokens"),
         ("llama", {"attention_window": 24}, "--attention-sinks 0 serves it"),
-        ("bloom-slopes", {"attention_window": 24}, "--attention-sinks 0 serves it"),
+        pytest.param(
+            "bloom-slopes",
+            {"attention_window": 24},
+            "--attention-sinks 0 serves it",
+            marks=pytest.mark.slow,
+        ),
         ("llama", {"attention_window": 60, "attention_sinks": 0}, "too close"),
         ("gpt2-conv1d", {"attention_window": 24, "attention_sinks": 0}, "absolute positions"),
         pytest.param(

@@ -103,6 +103,7 @@ def serve(engine: LocalEngine, folders: list[Path]) -> list[list[int]]:
     return tokens
 
 
+@pytest.mark.slow
 def test_moves_of_the_border_change_no_token_and_each_side_has_what_the_other_gave(
     tiny_base: Path,
     adapters: list[Path],

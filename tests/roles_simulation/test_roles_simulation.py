@@ -8,9 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.marks import marked_slow
+
 from .planted import MISTAKES, caught_by
 from .runs import REQUIRED
 from .world import run_seed
+
+LONG = {"drops_the_last_piece", "waits_for_a_dead_replica"}
+"""They take many rounds to be caught."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +39,7 @@ def test_a_seed_replays_identically() -> None:
     assert run_seed(3, 100).log_hash != run_seed(4, 100).log_hash
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", marked_slow(MISTAKES, slow=LONG))
 def test_a_planted_mistake_is_caught_by_the_invariant_that_it_breaks(name: str) -> None:
     caught = caught_by(name)
     assert caught is not None

@@ -545,6 +545,7 @@ async def test_a_long_prompt_is_computed_elsewhere_and_billed_once(tmp_path: Pat
         assert sent.complete_per_second == 1 / WINDOW_SECONDS
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_live_prefill_replica_that_is_too_slow_costs_no_more_than_the_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -612,6 +613,7 @@ async def test_an_aborted_request_leaves_nothing_behind(tmp_path: Path) -> None:
         assert settled(fleet)
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_deadline_ends_a_request_that_waits_for_its_prefix(tmp_path: Path) -> None:
     async with prefill_and_decode(tmp_path) as (_, fleet):

@@ -24,7 +24,6 @@ from loraplex.engine.shards.rank_place import GroupShape
 from support.blocks import make_key, make_layout
 from support.borders import between_the_sides, open_engine, open_moving, serve, swing
 from support.engine import LocalEngine
-from support.marks import marked_slow
 from support.models import make_adapter, make_tiny_llama
 from support.ranks import followers_as_threads
 
@@ -41,8 +40,8 @@ class Case(NamedTuple):
     is_async: bool = False
 
 
-FAST = (Case(GroupShape(1, 2), is_divided=True),)
-SLOW = (
+CASES = (
+    Case(GroupShape(1, 2), is_divided=True),
     Case(GroupShape(2, 1), is_divided=False),
     Case(GroupShape(2, 1), is_divided=True, is_async=True),
     Case(GroupShape(4, 1), is_divided=False),
@@ -108,7 +107,8 @@ class Sizes:
             assert not between_the_sides(arena, cache, cache.num_usable(0)).any()
 
 
-@pytest.mark.parametrize("case", marked_slow((*FAST, *SLOW), slow=SLOW), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_rank_moves_the_border_and_the_tokens_are_those_of_one_process(
     case: Case, traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ class Directed(Budget):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [FAST[0], SLOW[0]], ids=str)
+@pytest.mark.parametrize("case", CASES[:2], ids=str)
 def test_adapters_take_room_from_cold_prefixes_on_every_rank_and_give_it_back(
     case: Case, traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_rank_that_cannot_move_the_border_is_lost(
 
     monkeypatch.setattr(FollowerArena, "resize", fail)
     with followers_as_threads():
-        engine = open_group(traffic, tmp_path, SLOW[0])
+        engine = open_group(traffic, tmp_path, CASES[1])
         swing(engine)
         with pytest.raises(RankLost):
             serve(engine, traffic.adapters)

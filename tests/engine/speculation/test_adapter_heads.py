@@ -30,7 +30,6 @@ from loraplex.kernels.linear import DenseLinear, Linear
 from loraplex.kernels.linear_packing import pack_linear
 from support.eagle import load_head_for, save_changed_head, save_random_head
 from support.engine import LocalEngine
-from support.marks import marked_slow
 from support.models import make_adapter
 
 NUM_TOKENS, NUM_DRAFTED = 12, 3
@@ -132,7 +131,8 @@ def generate(
     return [engine.answers[each].token_ids for each in ids], [drafts[each] for each in ids]
 
 
-@pytest.mark.parametrize("proposer", marked_slow(["eagle", "eagle_tree"], slow=["eagle_tree"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("proposer", ["eagle", "eagle_tree"])
 def test_each_request_of_a_batch_is_drafted_for_by_its_own_adapters_head(
     engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, proposer: str
 ) -> None:

@@ -84,9 +84,9 @@ def assert_drafted(
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "temperature"),
     [
-        pytest.param(1, 0.0, marks=pytest.mark.slow),
         (4, 0.7),
-        (MAX_PENDING + 40, 0.0),
+        pytest.param(MAX_PENDING + 40, 0.0, marks=pytest.mark.slow),
+        pytest.param(1, 0.0, marks=pytest.mark.slow),
     ],
 )
 def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
@@ -123,9 +123,10 @@ def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
     assert_drafted(head, model, made, tokens, temperature=temperature)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
-@pytest.mark.parametrize("temperature", marked_slow([0.7, 0.0], slow=[0.0]))
+@pytest.mark.parametrize("temperature", [0.7, 0.0])
 def test_the_tokens_are_those_of_plain_decoding(tmp_path: Path, temperature: float) -> None:
     # With tied embeddings it repeats itself: a head that says what it said before may be right.
     base = make_tiny_llama(tmp_path / "base", tie_word_embeddings=True)

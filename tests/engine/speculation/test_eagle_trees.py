@@ -127,9 +127,10 @@ def test_takes_the_likeliest_of_all_nodes_after_whatever_was_accepted(
     assert len(depths) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
-@pytest.mark.parametrize("temperature", marked_slow([0.7, GREEDY], slow=[GREEDY]))
+@pytest.mark.parametrize("temperature", [0.7, GREEDY])
 def test_the_tokens_are_those_of_plain_decoding(tmp_path: Path, temperature: float) -> None:
     """Requests of several adapters together, with trees of one to eight nodes."""
     # With tied embeddings it repeats itself: a head that says what it said before may be right.
@@ -256,7 +257,8 @@ def test_under_pressure_nothing_changes_and_nothing_leaks(
     assert cache.num_free_blocks == cache.num_blocks
 
 
-@pytest.mark.parametrize("name", marked_slow(["run_levels", "run"], slow=["run"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run_levels", "run"])
 def test_a_head_that_gives_no_numbers_harms_nothing_and_is_forgotten(
     tiny_base: Path, tmp_path: Path, checkpoint: Path, name: str
 ) -> None:

@@ -131,6 +131,7 @@ def test_as_many_draft_tokens_are_right_as_in_transformers(
     assert len({tuple(shares) for shares in expected.values()}) > 3, "the sets differ"
 
 
+@pytest.mark.slow
 def test_a_wide_search_finds_the_best_set_of_each_size(
     base: BaseModel, trial: DraftTrial, expected: dict[LayerSet, list[float]]
 ) -> None:

@@ -24,7 +24,6 @@ from loraplex.engine.speculation.mtp import MtpHead
 from loraplex.engine.speculation.proposer import DraftRequest
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, save_family
-from support.marks import marked_slow
 from support.models import make_adapter
 from support.mtp import SHIPPING, Chain, DenseMtp, Ends, save_shipping, train_shipping
 from support.quantized_checkpoints import FORMATS, write_checkpoint
@@ -75,7 +74,7 @@ def assert_drafted(dense: DenseMtp, made: Made, token_ids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("family", "num_prompt_tokens"),
     [
-        ("glm4_moe", MAX_PENDING + 30),
+        pytest.param("glm4_moe", MAX_PENDING + 30, marks=pytest.mark.slow),
         *(
             pytest.param(family, 4, marks=() if family == "glm4_moe_lite" else pytest.mark.slow)
             for family in FAMILIES
@@ -105,10 +104,8 @@ def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
     assert_drafted(DenseMtp(base), made, [*prompt, *engine.answers["r0"].token_ids])
 
 
-@pytest.mark.parametrize(
-    "family",
-    marked_slow(FAMILIES, slow=FAMILIES[1:]),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_tokens_are_those_of_plain_decoding(family: str, tmp_path: Path) -> None:
     """Greedy and sampled, base and adapter, behind a cached prefix and after preemptions."""
     base = save_shipping(tmp_path / "base", family, repeats=True)

@@ -27,10 +27,10 @@ from support.paged import paged_logits
 PROMPTS = [[7, 1, 12, 90], [3, 3, 5] * 6, [100, 41], list(range(40, 71)), [9] * 12, [66, 5, 4]]
 FAMILIES = (
     "deepseek_v3-mla",
+    "mixtral",
     "gemma2-softcap-window",
     "gpt2-conv1d",
     "gpt_neox",
-    "mixtral",
     "gpt_oss-sinks-window",
     "opt",
     "phi3-fused",
@@ -126,7 +126,7 @@ def test_the_answers_of_other_families_are_those_of_plain_decoding(
     assert num_drafted > 60
 
 
-@pytest.mark.parametrize("case", marked_slow(FAMILIES, slow=FAMILIES[4:]))
+@pytest.mark.parametrize("case", marked_slow(FAMILIES, slow=FAMILIES[1:]))
 def test_drafts_have_the_logits_of_a_model_that_lacks_the_layers(case: str, tmp_path: Path) -> None:
     model_type, differences = SERVED[case]
     path = save_family(tmp_path, model_type, {**differences, **FOUR_LAYERS})
@@ -170,6 +170,7 @@ def test_the_first_layers_are_what_early_exit_computes(
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_both_can_be_configured_and_a_request_chooses(
     tiny_base: Path, adapter_folders: list[Path], tmp_path: Path
 ) -> None:

@@ -72,8 +72,8 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "window": ("quantized_tree:int8", {"attention_window": 8, "attention_sinks": 2}),
     "preempted": ("draft_tree:{base}", {"kv_cache_bytes": 14 * 8 * 512, "kv_block_size": 8}),
 }
-FAST = {"draft_tree", "window"}
-"""A draft model beside the base, and a cheaper form of it in its own cache, with windows."""
+FAST = {"draft_tree"}
+"""A draft model beside the base."""
 
 
 @pytest.mark.parametrize("name", marked_slow(SOURCES, slow=SOURCES.keys() - FAST))
