@@ -358,7 +358,7 @@ def test_a_torn_write_is_a_miss(
     ("method", "number"),
     [
         ("write", errno.ENOSPC),
-        ("read", errno.EIO),
+        pytest.param("read", errno.EIO, marks=pytest.mark.slow),
         pytest.param("write", errno.EIO, marks=pytest.mark.slow),
     ],
 )
@@ -515,6 +515,7 @@ def test_quantized_blocks_come_back_as_they_were(
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_restart_with_other_free_memory_finds_the_prefixes_of_several_groups(
     tmp_path: Path,
 ) -> None:
@@ -533,7 +534,8 @@ def test_a_restart_with_other_free_memory_finds_the_prefixes_of_several_groups(
     engine.close()
 
 
-@pytest.mark.parametrize("case", marked_slow(["qwen3_next", "mamba2"], slow=["mamba2"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["qwen3_next", "mamba2"])
 def test_a_snapshot_of_states_comes_back(case: str, tmp_path: Path) -> None:
     """Beside keys and values, and alone."""
     model_type, differences = STATES[case]

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "drafts": ("llama", {"speculation": ("ngram",)}),
     "two steps in flight": ("llama", {"async_scheduling": True}),
 }
-SLOW = {"states", "int4", "int8", "drafts", "latent", "sinks", "two steps in flight"}
+SLOW = {"states", "windows", "int4", "int8", "drafts", "latent", "sinks", "two steps in flight"}
 
 
 class Engines:

@@ -234,6 +234,7 @@ def test_without_room_the_bases_head_drafts_until_another_one_was_idle_for_long(
     assert row not in heads._ready
 
 
+@pytest.mark.slow
 def test_a_head_that_cannot_be_packed_is_tried_once_and_hinders_no_other_drafts(
     engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

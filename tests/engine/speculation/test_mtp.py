@@ -148,6 +148,7 @@ def test_the_tokens_are_those_of_plain_decoding(family: str, tmp_path: Path) -> 
     assert any(start and start.num_cached_tokens for start in starts)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 def test_under_an_adapter_only_the_states_of_the_base_are_the_adapters(
     shipping: Path, tmp_path: Path
