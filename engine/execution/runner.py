@@ -420,8 +420,13 @@ class StepRequests(NamedTuple):
         num_evicted = self.num_evicted
         if num_evicted is None:
             num_evicted = integers([each.num_evicted for each in self.blocks])
+        count = len(starts)
         return DecodeChunks(
-            integers(tokens), integers(starts), self.tables, num_evicted, self.rotary_starts
+            np.fromiter(tokens, np.int64, count),
+            np.fromiter(starts, np.int64, count),
+            self.tables,
+            num_evicted,
+            self.rotary_starts,
         )
 
 
