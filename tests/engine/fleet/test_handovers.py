@@ -622,6 +622,7 @@ async def test_a_deadline_ends_a_request_that_waits_for_its_prefix(tmp_path: Pat
         assert settled(fleet)
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_target_that_does_not_keep_up_computes_the_prompt_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

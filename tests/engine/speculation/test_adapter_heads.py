@@ -150,13 +150,10 @@ def test_each_request_of_a_batch_is_drafted_for_by_its_own_adapters_head(
     assert sum(map(len, drafts)) > len(drafts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_heads"),
-    [
-        ("with-foreign", 2),
-        pytest.param("with-first", 0, marks=pytest.mark.slow),
-        pytest.param("plain-first", 2, marks=pytest.mark.slow),
-    ],
+    [("with-foreign", 2), ("with-first", 0), ("plain-first", 2)],
 )
 def test_a_head_that_is_not_served_takes_no_memory_and_the_bases_drafts(
     engines: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, num_heads: int

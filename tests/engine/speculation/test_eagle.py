@@ -510,6 +510,7 @@ def test_a_head_that_gives_no_numbers_drafts_nothing_and_harms_nothing(
     assert engine.answers["r0"].token_ids == plain.answers["r0"].token_ids
 
 
+@pytest.mark.slow
 def test_it_keeps_nothing_of_requests_that_have_ended_or_do_not_speculate(
     tiny_base: Path, tmp_path: Path, checkpoint: Path
 ) -> None:

@@ -156,6 +156,7 @@ def tokens_per_second(shares: Sequence[float], num_kept: int) -> float:
     return best
 
 
+@pytest.mark.slow
 def test_layers_that_do_nothing_are_found(tmp_path: Path) -> None:
     path = save_family(tmp_path, "llama", {**FOUR_LAYERS, "eos_token_id": None})
     model: Any = AutoModelForCausalLM.from_pretrained(path)
