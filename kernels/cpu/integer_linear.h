@@ -111,11 +111,11 @@ inline void round_piece(const float *x, long depth, int16_t *integers, float *sc
 // Rows as integers. An input is its integer times its piece's scale.
 struct IntegerRows {
     long stride, num_pieces;
-    std::unique_ptr<int16_t[]> integers;    // [num_rows, stride]
+    std::unique_ptr<int16_t[]> integers;    // [num_rows, stride]; of a row's last piece, up to WIDTH - 1 zeros follow
     std::unique_ptr<float[]> scales, sums;  // [num_rows, num_pieces]; sums of the integers
 
     IntegerRows(const QuantizedPanels &weight, const float *x, long num_rows, long num_threads)
-        : stride((weight.in_features / WIDTH + 1) * WIDTH),
+        : stride(((weight.in_features + WIDTH - 1) / WIDTH + 1) * WIDTH),
           num_pieces(weight.num_groups * ((weight.group + PIECE - 1) / PIECE)), integers(new int16_t[num_rows * stride]),
           scales(new float[num_rows * num_pieces]), sums(new float[num_rows * num_pieces]) {
         share_rows(num_rows, weight.in_features, num_threads, [&](long row) {

@@ -25,6 +25,7 @@ ALL_CASES = (
     # Pieces that end within a vector, and groups that the GPU's kernel does not take.
     Case(CodeType.INT8, 77, torch.float32, torch.int8, shape=(33, 77)),
     Case(CodeType.INT8, 20, shape=(16, 130)),
+    Case(CodeType.INT8, 20, shape=(16, 60)),
     Case(CodeType.INT4, 12, torch.float16, torch.float32, shape=(19, 50)),
     Case(CodeType.INT4, 128, shape=(3, 3)),
 )
