@@ -57,8 +57,9 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 # By file, so that a file's servers and databases are made once. With two workers, two cores are idle for a
 # tenth of the time; with three, for a thirtieth.
 # In the files' own order, but the longest first (`tests/support/first_files.py`): by their number of tests
-# the longest of all would come last, on one worker.
-PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
+# the longest of all would come last, on one worker. A worker that crashes ends the run with the test's
+# name: with another in its place, the rest of its file would be waited for without end.
+PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 TESTS = $(PYTEST_BY_FILE) --ignore tests/console --ignore tests/benchmarks
 test: $(INSTALLED) ## run the tests, but those marked slow and those of the console and of the benchmarks
 	$(TESTS) -m 'not slow and not ray' $(ARGS)
@@ -68,7 +69,7 @@ test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing,
 
 # The files of a worker share a server with sample data. Most of the time a browser waits.
 test-console: $(INSTALLED) ## run the console's tests in a browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/console $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 tests/console $(ARGS)
 
 test-benchmarks: $(INSTALLED) ## run every benchmark at a small size; ALL=1: also the longest samples of evidence commands
 	$(PYTEST_BY_FILE) $(if $(ALL),,-m 'not slow') tests/benchmarks $(ARGS)

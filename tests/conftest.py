@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import os
 import sys
@@ -35,6 +36,15 @@ pytest_plugins = [
     "support.slow_sample",
     "support.slowest_files",
 ]
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own, which prints the stacks of all threads
+def pytest_configure() -> None:
+    """A crash prints the stack of the thread that crashed, last in the output of a run.
+
+    A worker's other threads are dozens: servers, pools, loaders.
+    """
+    faulthandler.enable(os.dup(2), all_threads=False)
 
 
 def pytest_collection_finish() -> None:
