@@ -65,7 +65,7 @@ class DraftLayerOnCpu:
         """`linears`: of queries, keys and values; of attention's result; of gate and factor; of the
         MLP's result; the output head. Those that `serves_draft_layer`."""
         self._kept = linears, norms  # their memory is read
-        self._heads = torch.empty(1, num_heads, head_dim)
+        self._heads = torch.empty(1, num_heads, head_dim, dtype=torch.float32)
         self._draft_vocab_size = linears[-1].out_features
         self._layer = _Layer(
             *map(matrix_of, linears),

@@ -55,7 +55,7 @@ class Int8Linear(Linear):
         return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def products(self, x: Tensor) -> Tensor:
-        result = torch.zeros(x.shape[0], self.out_features)
+        result = torch.zeros(x.shape[0], self.out_features, dtype=torch.float32)
         rest = x.float()
         for _ in range(NUM_EXACT_PASSES):
             quantized, scale = quantize_rows(rest)
@@ -109,7 +109,7 @@ def seconds_of_exact_ways() -> dict[Int8Arithmetic, float]:
     """The time that oneDNN takes for a product of the largest codes, for each exact method."""
     size = 256
     quantized = torch.full((16, size), INT8_MAX, dtype=torch.int8)
-    scale, zero_points = torch.ones(size), torch.zeros(size, dtype=torch.int64)
+    scale, zero_points = torch.ones(size, dtype=torch.float32), torch.zeros(size, dtype=torch.int64)
     seconds: dict[Int8Arithmetic, float] = {}
     try:
         weight = torch.ops.onednn.qlinear_prepack(quantized[:1].repeat(size, 1), None)

@@ -31,7 +31,7 @@ def attention_mass(q: Tensor, keys: Tensor, first_place: int, options: Attention
     if options.sinks is not None:
         sinks = options.sinks.float().view(num_kv_heads, -1, 1, 1)
     places = torch.arange(num_keys, device=q.device)
-    mass = torch.zeros(num_kv_heads, num_keys, device=q.device)
+    mass = torch.zeros(num_kv_heads, num_keys, device=q.device, dtype=torch.float32)
     num_at_once = max(MAX_SCORES // (num_heads * num_keys), 1)
     for start in range(0, len(q), num_at_once):
         # [kv_heads, heads that share it, queries, dim]

@@ -109,7 +109,7 @@ class PackedLinear(Linear):
 
 def row_norms(weight: Tensor) -> Tensor:
     """The length of each row of `weight [n, k]`: fp32 `[n]`. A few rows at a time become fp32."""
-    norms = torch.empty(weight.shape[0], device=weight.device)
+    norms = torch.empty(weight.shape[0], device=weight.device, dtype=torch.float32)
     for start in range(0, len(norms), _PIECE_ROWS):
         # Small results that live between pieces would keep the pieces' memory from being reused.
         own = slice(start, start + _PIECE_ROWS)

@@ -28,7 +28,7 @@ class PanelExperts(PackedExperts):
 
     def multiply(self, x: Tensor, pairs: ExpertPairs) -> Tensor:
         inputs = x.float().contiguous()
-        y = torch.empty(len(x), self.out_features)
+        y = torch.empty(len(x), self.out_features, dtype=torch.float32)
         for expert, mine in pairs.runs:
             multiply_panels(inputs[mine], self._panels(expert), None, y[mine])
         return y.to(x.dtype)

@@ -95,13 +95,8 @@ def _by_pieces(
         piece, scale = convert(groups)
         codes.append(piece.flatten(1)[:, :in_features])
         scales.append(scale)
-    return QuantizedWeight(
-        code_type,
-        torch.cat(codes),
-        torch.cat(scales),
-        group,
-        table=None if table is None else torch.tensor(table, device=weight.device),
-    )
+    stored = None if table is None else weight.new_tensor(table, dtype=torch.float32)
+    return QuantizedWeight(code_type, torch.cat(codes), torch.cat(scales), group, table=stored)
 
 
 def _to_int8(groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +112,7 @@ def _to_fp8(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 def _to_nf4(groups: Tensor) -> tuple[Tensor, Tensor]:
     scale = _above_zero(groups.abs().amax(dim=-1)).bfloat16()
-    table = torch.tensor(NF4_TABLE, device=groups.device)
+    table = torch.tensor(NF4_TABLE, device=groups.device, dtype=torch.float32)
     return _nearest(groups / scale.float()[..., None], table), scale
 
 
@@ -125,7 +120,7 @@ def _to_mxfp4(groups: Tensor) -> tuple[Tensor, Tensor]:
     exponent = _above_zero(groups.abs().amax(dim=-1)).log2().floor() - 2
     scale = exponent.clamp(-126, 127).exp2()
     numbers = groups / scale[..., None]
-    sizes = torch.tensor(E2M1_TABLE[:8], device=groups.device)
+    sizes = torch.tensor(E2M1_TABLE[:8], device=groups.device, dtype=torch.float32)
     return _nearest(numbers.abs(), sizes) + 8 * (numbers < 0).to(torch.int8), scale.bfloat16()
 
 

@@ -78,7 +78,7 @@ def plain_recurrence(task: Recurrence, states: Tensor, rows: StateRows, after: T
         q, k = (x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))
     decay = task.log_decay.exp().view(*task.log_decay.shape[:2], -1, 1)
     v, counts = task.v.float(), rows.bounds.diff()
-    out = torch.empty(task.v.shape, device=task.v.device)
+    out = torch.empty(task.v.shape, device=task.v.device, dtype=torch.float32)
     after.copy_(states.index_select(0, rows.sources))
     for place in range(int(counts.max())):
         members = (counts > place).nonzero()[:, 0]

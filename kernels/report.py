@@ -257,8 +257,8 @@ class WNA16Form:
 
     def _weight(self) -> WNA16Weight:
         """A weight of one row: compile-time values do not depend on out_features."""
-        scale = torch.ones(1, IN_FEATURES // self.group)
-        table = torch.zeros(16) if self.code_type is CodeType.TABLE4 else None
+        scale = torch.ones(1, IN_FEATURES // self.group, dtype=torch.float32)
+        table = torch.zeros(16, dtype=torch.float32) if self.code_type is CodeType.TABLE4 else None
         codes = torch.zeros(1, IN_FEATURES, dtype=torch.int8)
         zero = scale if self.zero else None
         return pack_codes(QuantizedWeight(self.code_type, codes, scale, self.group, zero, table))
@@ -372,12 +372,12 @@ class RecurrenceVariant:
     decays_keys: bool = False
 
     def case(self, dtype_name: str) -> KernelCase:
-        keys = torch.empty(1, self.num_key_heads, self.key_dim)
-        decays = torch.empty(1, self.num_heads, self.key_dim)
+        keys = torch.empty(1, self.num_key_heads, self.key_dim, dtype=torch.float32)
+        decays = torch.empty(1, self.num_heads, self.key_dim, dtype=torch.float32)
         task = Recurrence(
             q=keys,
             k=keys,
-            v=torch.empty(1, self.num_heads, self.value_dim),
+            v=torch.empty(1, self.num_heads, self.value_dim, dtype=torch.float32),
             log_decay=decays if self.decays_keys else decays[:, :, 0],
             beta=decays[:, :, 0],
             is_delta_rule=self.is_delta_rule,
@@ -416,8 +416,9 @@ def state_cases() -> Iterator[KernelCase]:
     for dtype_name in DTYPES:
         yield from (variant.case(dtype_name) for variant in RECURRENCES)
         for size in SCAN_SIZES:
-            values, rows = torch.empty(1, SCANNED_CHANNELS), torch.empty(1, size)
-            rates = torch.empty(SCANNED_CHANNELS, size)
+            values = torch.empty(1, SCANNED_CHANNELS, dtype=torch.float32)
+            rows = torch.empty(1, size, dtype=torch.float32)
+            rates = torch.empty(SCANNED_CHANNELS, size, dtype=torch.float32)
             task = SelectiveScan(x=values, b=rows, c=rows, steps=values, rates=rates)
             states = ("after_ptr", "states_ptr", "steps_ptr", "rates_ptr", "skip_ptr", "out_ptr")
             yield KernelCase(

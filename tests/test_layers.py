@@ -281,6 +281,22 @@ def test_nothing_deserializes_or_executes_what_others_wrote() -> None:
     assert found == []
 
 
+def test_tensors_of_floats_state_their_dtype() -> None:
+    """torch's default dtype is of the whole process; another thread may change it."""
+    names = ("empty", "zeros", "ones", "full", "rand", "randn", "eye")
+    makers = {f"torch.{name}" for name in names}
+    without = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, nodes in sources()
+        if path.relative_to(ROOT).parts[0] in {"kernels", "adapters", "engine"}
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in makers
+        and not any(keyword.arg == "dtype" for keyword in node.keywords)
+    ]
+    assert without == []
+
+
 def test_top_level_folders_hide_no_other_package() -> None:
     assert [layer for layer in LAYERS if (ROOT / layer / "__init__.py").exists()] == []
 

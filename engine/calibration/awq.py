@@ -123,7 +123,9 @@ class FoldableLayer:
             return False  # `1 + weight` at its beginning: dividing zeros shows nothing
         changed = {name: self._weights[name].clone() for name in (fold.source, *fold.readers)}
         generator = torch.Generator().manual_seed(0)
-        exponents = torch.rand(changed[fold.readers[0]].shape[1], generator=generator)
+        exponents = torch.rand(
+            changed[fold.readers[0]].shape[1], generator=generator, dtype=torch.float32
+        )
         scale = (2 * exponents - 1).exp2().to(state.device)
         self.apply(fold, scale, torch.float32)
         error = (self._layer(state) - expected).abs().max()

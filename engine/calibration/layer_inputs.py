@@ -41,7 +41,7 @@ class LayerInputs:
         found = self._hessians.get(self._leaders.get(name, name))
         if found is None:
             size = weight.shape[1]
-            found = torch.zeros(size, size, device=weight.device)
+            found = torch.zeros(size, size, device=weight.device, dtype=torch.float32)
         return found
 
     def magnitude(self, name: str) -> Tensor:
@@ -72,8 +72,8 @@ class LayerInputs:
         rows = inputs.reshape(-1, inputs.shape[-1]).float()
         if name not in self._hessians:
             size = rows.shape[1]
-            self._hessians[name] = torch.zeros(size, size, device=rows.device)
-            self._sizes[name] = torch.zeros(size, device=rows.device)
+            self._hessians[name] = torch.zeros(size, size, device=rows.device, dtype=torch.float32)
+            self._sizes[name] = torch.zeros(size, device=rows.device, dtype=torch.float32)
             self._counts[name] = 0
         self._hessians[name].addmm_(rows.T, rows)
         self._sizes[name] += rows.abs().sum(dim=0)

@@ -294,7 +294,7 @@ def _fp4_rest(weight: PackedWeight, tensors: Tensors) -> _Rest:
     if (total := tensors.get("weight_global_scale")) is not None:
         scale = scale / total
     group = weight.settings["group"]
-    return _Rest(CodeType.TABLE4, scale, group, table=torch.tensor(E2M1_TABLE))
+    return _Rest(CodeType.TABLE4, scale, group, table=torch.tensor(E2M1_TABLE, dtype=torch.float32))
 
 
 def _fp4_codes(weight: PackedWeight, packed: Sliced, rows: range) -> Tensor:
@@ -318,7 +318,7 @@ def _mxfp4_expert(blocks: Tensor, scales: Tensor) -> QuantizedWeight:
 
 def _e2m1(packed: Tensor, scale: Tensor, group: int) -> QuantizedWeight:
     """packed: uint8 `[out, in / 2]`; scale: `[out, groups]`."""
-    table = torch.tensor(E2M1_TABLE)
+    table = torch.tensor(E2M1_TABLE, dtype=torch.float32)
     return QuantizedWeight(CodeType.TABLE4, _e2m1_codes(packed), scale, group, table=table)
 
 

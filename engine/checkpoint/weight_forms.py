@@ -31,7 +31,7 @@ from .unpacking import scale_by_group
 
 _META = torch.device("meta")
 _GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_TABLE = torch.empty(16, device=_META)
+_TABLE = torch.empty(16, device=_META, dtype=torch.float32)
 """One object for all weights: tables without values cannot be compared otherwise."""
 
 
@@ -93,7 +93,7 @@ def _quantized_row(
     in_features: int, weight_format: WeightFormat, group_size: int | None
 ) -> QuantizedWeight:
     """All rows have the form of one. It has values: on the meta device, quantizing is slow."""
-    return quantize(torch.ones(1, in_features), weight_format, group_size)
+    return quantize(torch.ones(1, in_features, dtype=torch.float32), weight_format, group_size)
 
 
 def _plain_form(tensor: StoredTensor) -> WeightForm:
@@ -110,7 +110,7 @@ def _gguf_form(tensor: GgufTensor) -> WeightForm:
     if tensor.is_quantized:
         values = repeat_row(_gguf_row(kind, shape[1]), shape[0])
     else:
-        values = torch.empty(shape, device=_META)
+        values = torch.empty(shape, device=_META, dtype=torch.float32)
     return WeightForm(shape, f"gguf-{kind.lower()}", tensor.num_bytes, values)
 
 
@@ -185,7 +185,7 @@ class _Parts:
     def _bnb4(self) -> Values:
         block = self._weight.settings["block"]
         if self._matrix[1] % block:  # blocks that end within a row
-            return torch.empty(self._matrix, device=_META)
+            return torch.empty(self._matrix, device=_META, dtype=torch.float32)
         return _quantized(CodeType.TABLE4, self._matrix, block, torch.float32)
 
     def _bnb8(self) -> QuantizedWeight:

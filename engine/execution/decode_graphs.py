@@ -173,7 +173,7 @@ class DecodeGraphs:
         self._sizes = sizes
         self._inputs = DecodeInputs(layout, cache.spare_blocks, base.device)
         size = layout.max_rows
-        self._logits = torch.zeros(size, base.num_logits, device=base.device)
+        self._logits = torch.zeros(size, base.num_logits, device=base.device, dtype=torch.float32)
         self._are_finite = torch.zeros(size, dtype=torch.bool, device=base.device)
         self._token_states: Tensor | None = None
         """Allocated by the first step that is computed, with its dtype."""

@@ -214,7 +214,7 @@ def _penalties_of_limits(
     They are finite: what a grammar forbids stays less likely.
     """
     allowed = list(params.allowed_token_ids)
-    penalties = torch.full((vocab_size,), FORBIDDEN if allowed else 0.0)
+    penalties = torch.full((vocab_size,), FORBIDDEN if allowed else 0.0, dtype=torch.float32)
     penalties[allowed] = 0.0
     penalties[[token for token in forbidden if token < vocab_size]] = FORBIDDEN
     return penalties
@@ -345,7 +345,7 @@ def gumbel_noise(
     and of its purpose."""
     function = cpu_library.function("gumbel_noise", torch.float32)
     if function is not None and not seeds.is_cuda:
-        drawn = torch.empty(len(seeds), vocab_size)
+        drawn = torch.empty(len(seeds), vocab_size, dtype=torch.float32)
         places = seeds.data_ptr(), positions.data_ptr(), stream, drawn.data_ptr()
         function(*places, len(seeds), vocab_size, torch.get_num_threads())
         return drawn

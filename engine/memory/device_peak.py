@@ -43,9 +43,9 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, quantization: LoadQua
     """FLOP per second of a layer that is not excluded."""
     num_rows, size = (256, 1024) if device.type == "cpu" else (4096, 4096)
     generator = torch.Generator(device).manual_seed(0)  # does not change the global generator
-    weight = torch.randn(size, size, device=device, generator=generator).to(dtype)
+    weight = torch.empty(size, size, dtype=dtype, device=device).normal_(generator=generator)
     layer = pack_linear(quantization.apply("layer", weight), dtype=dtype)
-    x = torch.randn(num_rows, size, device=device, generator=generator).to(dtype)
+    x = weight.new_empty(num_rows, size).normal_(generator=generator)
     return 2 * num_rows * size * size / _least_seconds(lambda: layer(x), device)
 
 

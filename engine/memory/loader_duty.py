@@ -45,8 +45,8 @@ def measure_slowdown(device: torch.device) -> float:
 
     Rounds with the thread and without it alternate, so that another load of the machine meets both.
     """
-    weight = torch.randn(_SIZE, _SIZE, device=device)
-    rows = torch.randn(8, _SIZE, device=device)
+    weight = torch.randn(_SIZE, _SIZE, device=device, dtype=torch.float32)
+    rows = torch.randn(8, _SIZE, device=device, dtype=torch.float32)
     alone, beside = [], []
     _step_seconds(rows, weight)  # warm
     for _ in range(NUM_ROUNDS):
@@ -94,10 +94,11 @@ def _loading(device: torch.device) -> Iterator[None]:
 
 def _piece_copy(device: torch.device) -> Callable[[Tensor], object]:
     """Copies a piece into host memory and from there to the device, as a load does."""
-    host = torch.empty(PIECE_ELEMENTS, pin_memory=device.type == "cuda")
+    host = torch.empty(PIECE_ELEMENTS, pin_memory=device.type == "cuda", dtype=torch.float32)
     if device.type != "cuda":
         return host.copy_
-    target, stream = torch.empty(PIECE_ELEMENTS, device=device), torch.cuda.Stream(device)
+    target = torch.empty(PIECE_ELEMENTS, device=device, dtype=torch.float32)
+    stream = torch.cuda.Stream(device)
 
     def copy(piece: Tensor) -> None:
         with torch.cuda.stream(stream):

@@ -191,6 +191,7 @@ def _shape(call: _Call) -> torch.Size:
 def _scale(module: nn.Module) -> float:
     """The factor with which some families' embeddings multiply their rows, with their rounding."""
     scale = getattr(module, "embed_scale", 1.0)
-    assert isinstance(module.weight, Tensor)
-    rounded = torch.as_tensor(scale, device=module.weight.device).to(module.weight.dtype)
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    rounded = torch.as_tensor(scale, device=weight.device, dtype=torch.float32).to(weight.dtype)
     return float(rounded) if rounded.numel() == 1 else 1.0

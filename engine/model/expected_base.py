@@ -400,7 +400,7 @@ class _Outline:
             values.append(value)
         stacked = stack_values(values)
         if stacked is None:
-            return torch.empty(0, device="meta")  # it becomes dense
+            return torch.empty(0, device="meta", dtype=torch.float32)  # it becomes dense
         return stacked
 
     def _leave(self, path: str) -> None:

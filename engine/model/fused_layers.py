@@ -98,8 +98,9 @@ class _Samples:
     def draw(self, size: int) -> Tensor:
         """`[1, len(SAMPLE_SCALES), size]`"""
         generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(1, len(SAMPLE_SCALES), size, generator=generator)
-        return (rows * torch.tensor(SAMPLE_SCALES)[:, None]).to(self._device, self.dtype)
+        scales = torch.tensor(SAMPLE_SCALES, dtype=torch.float32)[:, None]
+        rows = torch.randn(1, len(scales), size, generator=generator, dtype=torch.float32)
+        return (rows * scales).to(self._device, self.dtype)
 
 
 def _own_result(module: nn.Module, x: Tensor) -> Tensor | None:

@@ -149,4 +149,4 @@ class TableWeights:
         return result
 
     def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, device=self._tokens.device)
+        return torch.zeros(shape, device=self._tokens.device, dtype=torch.float32)

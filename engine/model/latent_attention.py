@@ -109,7 +109,9 @@ def _is_served(module: Any, sizes: LatentSizes) -> bool:
     """Whether the module expands a sample exactly as the absorbed products assume."""
     weight = getattr(module, _NORM).weight
     generator = torch.Generator().manual_seed(0)
-    sample = torch.randn(1, 1, _SAMPLE_TOKENS, sizes.rank + sizes.rope_dim, generator=generator)
+    sample = torch.randn(
+        1, 1, _SAMPLE_TOKENS, sizes.rank + sizes.rope_dim, generator=generator, dtype=torch.float32
+    )
     latent, rope_key = sample.to(weight.device, weight.dtype).split(
         [sizes.rank, sizes.rope_dim], dim=-1
     )

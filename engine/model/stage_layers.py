@@ -202,7 +202,7 @@ class _OtherHead(nn.Module):
     def __init__(self, in_features: int) -> None:
         super().__init__()
         self.in_features = in_features
-        self.weight = torch.empty(0, in_features)
+        self.weight = torch.empty(0, in_features, dtype=torch.float32)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return hidden_states[..., :1]

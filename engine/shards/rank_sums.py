@@ -149,7 +149,7 @@ class RankSums:
     def warm_up(self) -> None:
         """Do every exchange once, and wait for it. NCCL connects the ranks meanwhile, which must
         not happen while a graph is captured."""
-        values = torch.zeros(1, device=self.device)
+        values = torch.zeros(1, device=self.device, dtype=torch.float32)
         self.broadcast(values)
         self.largest(self.add_in_parts(self.add(values))).item()
 

@@ -122,5 +122,5 @@ def log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     the sample is not more certain because its perturbed log-weights are further apart.
     """
     scales = [row.params.temperature or 1.0 for row in rows]
-    scale = torch.tensor(scales, device=logits.device)[:, None]
+    scale = torch.tensor(scales, device=logits.device, dtype=torch.float32)[:, None]
     return (perturbed(logits, rows) * scale).log_softmax(-1)

@@ -114,7 +114,9 @@ def untrained_head(model: Any, token_ids: Tensor, recipe: EagleRecipe) -> EagleH
             draft_vocab_size=len(token_ids),
         ).float()
     with torch.no_grad():
-        head.fc.weight.mul_(0.1)[:, -size:] += torch.eye(size, device=model.device)
+        head.fc.weight.mul_(0.1)[:, -size:] += torch.eye(
+            size, device=model.device, dtype=torch.float32
+        )
         head.lm_head.weight.copy_(output_head.weight[token_ids])
         head.d2t.copy_(token_ids - torch.arange(len(token_ids)))
     return head

@@ -56,7 +56,9 @@ class HeadGraphs:
         size, dtype = (layout.max_rows, head.feature_sizes[1]), pages.keys[0].data.dtype
         self._features = torch.zeros(size, dtype=dtype, device=self._device)
         self._states = torch.zeros_like(self._features)
-        self._logits = torch.zeros(layout.max_rows, len(head.token_ids), device=self._device)
+        self._logits = torch.zeros(
+            layout.max_rows, len(head.token_ids), device=self._device, dtype=torch.float32
+        )
         self._replays: dict[DraftHead, dict[int, Callable[[], None]]] = {}
         """By head and number of rows; without those of heads that could not be captured."""
 

@@ -64,7 +64,7 @@ def padded(texts: Sequence[TrainingText]) -> tuple[Tensor, Tensor]:
     elsewhere. Padding on the right needs no mask: nothing looks ahead."""
     width = max(len(text.token_ids) for text in texts)
     tokens = torch.zeros(len(texts), width, dtype=torch.int64)
-    labels = torch.full((len(texts), width), IGNORED)
+    labels = torch.full((len(texts), width), IGNORED, dtype=torch.int64)
     for row, (token_ids, num_context) in enumerate(texts):
         tokens[row, : len(token_ids)] = torch.tensor(token_ids)
         labels[row, num_context : len(token_ids)] = torch.tensor(token_ids[num_context:])

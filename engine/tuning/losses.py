@@ -74,7 +74,7 @@ def _predict(model: Any, batch: Batch) -> _Predicted:
 
 def _sums(found: _Predicted, num_rows: int) -> Tensor:
     """fp32 `[rows]`: the log-probability of each row's trained tokens together."""
-    sums = torch.zeros(num_rows, device=found.log_probs.device)
+    sums = torch.zeros(num_rows, device=found.log_probs.device, dtype=torch.float32)
     return sums.index_add(0, found.rows, found.log_probs)
 
 
