@@ -119,6 +119,12 @@ class DecoderLayerParts:
             and all(_has_size(norm, self.head_dim) for norm in (self.query_norm, self.key_norm))
         )
 
+    def fit_rows(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> bool:
+        """Whether rows and their rotation have the dtype, and heads are rotated whole."""
+        return all(part.dtype is self.dtype for part in (x, *rotation)) and all(
+            part.shape[-1] == self.head_dim for part in rotation
+        )
+
     @property
     def norms(self) -> tuple[LayerNorm | None, ...]:
         """In the order in which they are computed."""

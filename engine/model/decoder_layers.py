@@ -315,6 +315,8 @@ def _replacement(
         return None
     if not isinstance(seen.rotation, tuple) or not isinstance(seen.hidden_states, Tensor):
         return None
+    if not parts.fit_rows(seen.hidden_states, seen.rotation):
+        return None
     replacement = OneCallLayer(index, Projections(*seen.projections), parts, layer.forward)
     pages = step.cache.keys[index].data, step.cache.values[index].data
     expected = [page.clone() for page in pages]

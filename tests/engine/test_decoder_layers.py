@@ -19,6 +19,7 @@ from loraplex.engine.model.fused_layers import Share
 from loraplex.engine.model.layer_subset import EARLY_EXIT, LayerSubset
 from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear
+from loraplex.kernels.decoder_layer_cpu import DecoderLayerOnCpu
 from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
 from support.cpu_kernels import needs_cpu_library
@@ -111,6 +112,19 @@ def test_steps_of_few_tokens_have_the_bits_of_the_layers_own_code(
     assert (counts[True] > 0) == (num_layers > 0)
     with own_layers(monkeypatch):
         assert are_equal(ours, serve(base))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("glm", "float32"), ("ernie4_5", "bfloat16")], ids=str
+)
+def test_the_library_reads_no_rotation_of_another_size_or_dtype(
+    family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read behind the end of the cosines and sines, before the bits are compared."""
+    monkeypatch.setattr(DecoderLayerOnCpu, "run", lambda *_: pytest.fail("the library was called"))
+    base = load(save_family(tmp_path, *SERVED[family]), dtype=dtype)
+    assert base.fused is not None
+    assert base.fused.layers.num_fused == 0
 
 
 def test_every_layer_of_a_llama_in_fp32_is_one_call(llama: Path) -> None:
