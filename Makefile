@@ -27,7 +27,7 @@ BENCHMARKS := batching pipeline rank-sums prefix border agent paging target-itl 
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet simulate-roles simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence shadow-evidence parallel-evidence parallel-sample \
 	mutation-evidence mutation-survey \
-	first-hour full-disk wheel wheel-check image release test-clients real-check \
+	first-hour full-disk sanitize wheel wheel-check image release test-clients real-check \
 	kernels-report gpu-check lock clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -342,6 +342,14 @@ quantization-evidence: $(INSTALLED) ## quantized checkpoints of every format aga
 
 quantization-matrix: $(INSTALLED) ## every quantized format with every PEFT feature, KV format and proposer, as JSON
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.quantization_matrix $(ARGS)
+
+# The library of `tests/sanitizer/c++` has a cache of its own: its name tells only the compiler's version.
+# Python has no C++: without its library, AddressSanitizer would not find what throws.
+sanitize: $(INSTALLED) ## run the tests of kernels and engine with the CPU kernels compiled for AddressSanitizer: what they read or write beyond a tensor ends the run
+	PATH="$(CURDIR)/tests/sanitizer:$$PATH" XDG_CACHE_HOME="$(CURDIR)/.loraplex/sanitizer" \
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:allocator_may_return_null=1 \
+	$(PYTEST_BY_FILE) -m 'not ray' --slow-sample 12 --timeout 900 tests/kernels tests/engine $(ARGS)
 
 full-disk: $(INSTALLED) ## fill a data folder of 60 MB on a tmpfs: the others are served, and so is a restart
 	LORAPLEX_FULL_DISK=1 $(BIN)/python -m pytest tests/api/test_full_disk.py
