@@ -39,6 +39,7 @@ from .inputs import MAX_GROUPED_ROWS, SequenceChunk, StepInputs, make_inputs
 from .layer_list import layer_list
 from .linear import FusedProjection, LinearAdapters, ProjectionSlice
 from .rotary_tables import contexts_of
+from .small_copy import find_thresholds
 
 TRIAL_BLOCK_SIZE = 16
 """The library takes blocks of whole vectors."""
@@ -48,8 +49,9 @@ TRIAL_STEPS = (
     ((0, 6), (0, 3), (0, 5), (0, 1)),
     ((6, 1), (3, 3), (5, MAX_GROUPED_ROWS + 1), (1, 1)),
 )
-"""The position of each sequence's first token and how many follow, by step: short prompts, then
+"""The place of each sequence's first token and how many follow, by step: short prompts, then
 decodes, a verification and a prompt chunk, which is left out where chunks are not one call."""
+_NUM_TRIAL_PLACES = max(first + count for first, count in TRIAL_STEPS[-1])
 
 layer_seconds: list[ctypes.Array[ctypes.c_double]] = []
 """Empty, or the array of `measured_layers`."""
@@ -147,22 +149,35 @@ def _is_lora_alone(lora: LoraBatch) -> bool:
     return not (lora.segments or lora.auxiliary or lora.launches_vectors)
 
 
-def replace_decoder_layers(model: nn.Module, config: Any, shapes: Sequence[LayerKvShape]) -> Share:
-    """Replace the layers of a model that `fuse_layers` has fused, on the CPU."""
+def replace_decoder_layers(
+    model: nn.Module, config: Any, shapes: Sequence[LayerKvShape], *, max_model_len: int
+) -> Share:
+    """Replace the layers of a model that `fuse_layers` has fused, on the CPU.
+
+    Where settings name positions from which the model computes differently, the layers are tried
+    at the last positions as well: Ministral 3 multiplies queries beyond its original context.
+    """
     found = layer_list(model, config)
     if found is None:
         return NO_LAYERS
     layers = found[1]
     cache = _trial_cache(model, shapes)
-    step, seen = _run_trial(model, cache, layers, config.vocab_size)
-    forwards = [
-        _replacement(index, layer, each, step)
-        for index, (layer, each) in enumerate(zip(layers, seen, strict=True))
-    ]
-    for layer, forward in zip(layers, forwards, strict=True):
-        if forward is not None:
-            layer.__dict__["forward"] = forward
-    return Share(sum(forward is not None for forward in forwards), len(layers))
+    replacements: list[list[OneCallLayer | None]] = []
+    has_thresholds = bool(find_thresholds(config, max_model_len=max_model_len))
+    for first in (0, max(0, max_model_len - _NUM_TRIAL_PLACES)) if has_thresholds else (0,):
+        step, seen = _run_trial(model, cache, layers, config.vocab_size, first)
+        replacements.append(
+            [
+                _replacement(index, layer, each, step)
+                for index, (layer, each) in enumerate(zip(layers, seen, strict=True))
+            ]
+        )
+    num_replaced = 0
+    for layer, *each in zip(layers, *replacements, strict=True):
+        if None not in each:
+            layer.__dict__["forward"] = each[0]
+            num_replaced += 1
+    return Share(num_replaced, len(layers))
 
 
 @dataclass
@@ -238,11 +253,11 @@ def _trial_cache(model: nn.Module, shapes: Sequence[LayerKvShape]) -> KvCache:
 
 
 def _run_trial(
-    model: nn.Module, cache: KvCache, layers: nn.ModuleList, vocab_size: int
+    model: nn.Module, cache: KvCache, layers: nn.ModuleList, vocab_size: int, first: int
 ) -> tuple[PagedForward, list[_Seen]]:
-    """What the layers' own code does in the last step of the trial."""
+    """What the layers' own code does in the last step of the trial, from position `first` on."""
     for places in TRIAL_STEPS:
-        inputs = _trial_inputs(model, cache, places, vocab_size)
+        inputs = _trial_inputs(model, cache, places, vocab_size, first)
         step = _SeenForward.of(cache, inputs)
         step.layers.extend(_Seen() for _ in layers)
         with ExitStack() as hooks:
@@ -254,8 +269,13 @@ def _run_trial(
 
 
 def _trial_inputs(
-    model: nn.Module, cache: KvCache, places: Sequence[tuple[int, int]], vocab_size: int
+    model: nn.Module,
+    cache: KvCache,
+    places: Sequence[tuple[int, int]],
+    vocab_size: int,
+    num_evicted: int,
 ) -> StepInputs:
+    """As if so many tokens before each sequence's first place had been evicted."""
     generator = torch.Generator().manual_seed(0)
     contexts = contexts_of(model)
     weight = next(model.parameters())
@@ -263,9 +283,10 @@ def _trial_inputs(
     chunks = [
         SequenceChunk(
             torch.randint(vocab_size, (count,), generator=generator).tolist(),
-            start,
+            num_evicted + start,
             [_trial_table(sequence)] * len(cache.groups),
-            rotary_start=contexts.start(start + count) if contexts else 0,
+            num_evicted=num_evicted,
+            rotary_start=contexts.start(num_evicted + start + count) if contexts else 0,
         )
         for sequence, (start, count) in enumerate(places)
         if has_chunks or count <= MAX_GROUPED_ROWS

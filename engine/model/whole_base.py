@@ -201,7 +201,9 @@ def _fuse(
     fused = fuse_layers(model)
     if settings.device.type != "cpu":
         return fused
-    layers = replace_decoder_layers(model, settings.config, shapes)
+    layers = replace_decoder_layers(
+        model, settings.config, shapes, max_model_len=settings.max_model_len
+    )
     return replace(fused, layers=layers)
 
 

@@ -127,6 +127,30 @@ def test_the_library_reads_no_rotation_of_another_size_or_dtype(
     assert base.fused.layers.num_fused == 0
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+QUERIES = {**YARN, "rope_theta": 10000.0, "llama_4_scaling_beta": 0.1, "beta_fast": 32.0}
+"""Ministral 3 multiplies queries from position 32 on."""
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "num_layers"), [("llama", YARN, 2), ("ministral3", QUERIES, 0)], ids=str
+)
+def test_layers_are_tried_where_a_model_computes_differently(
+    family: str,
+    rope: dict[str, Any],
+    num_layers: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = load(save_family(tmp_path, family, {"rope_parameters": rope}))
+    assert base.fused is not None
+    assert base.fused.layers.num_fused == num_layers
+    tokens = [[token % 100 for token in range(75)]]
+    ours = paged_logits(base, tokens, block_size=BLOCK_SIZE)
+    with own_layers(monkeypatch):
+        assert are_equal(ours, paged_logits(base, tokens, block_size=BLOCK_SIZE))
+
+
 def test_every_layer_of_a_llama_in_fp32_is_one_call(llama: Path) -> None:
     fused = load(llama).fused
     assert fused is not None
