@@ -3,7 +3,8 @@
 The file has fixed slots, one per sequence. The API server allocates a slot before it submits the
 sequence to an engine, updates the counts when it receives the engine's events, and frees the slot
 once the cost is in the database. It maps the file, so counting makes no system call, and the counts
-remain if the server is killed. Each number is one aligned word, so it is never half written.
+remain if the server is killed. Each number is one aligned word that is written at once, so a killed
+process leaves the old or the new one. (`struct.pack_into` would write zeros first.)
 
 Every slot stores its owner, in bytes that the journal does not interpret; the slots of one request
 have the same owner. Its first slot, the *head*, stores the outcome once the charge is decided.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ _PROMPT, _CACHED, _GENERATED = 24, 32, 40
 _OWNER_LENGTH, _OUTCOME_LENGTH = 48, 56
 _OWNER = 64
 _OUTCOME = _OWNER + MAX_OWNER_BYTES
-_WORD = struct.Struct("@Q")
+_WORD_BYTES = 8
 
 
 class JournalFull(Exception):
@@ -63,22 +63,21 @@ class Entry(NamedTuple):
 class SlotCounter:
     """Counts the tokens of one sequence in its slot."""
 
-    def __init__(self, mapped: mmap.mmap, slot: int) -> None:
-        """`mapped`: the journal's file."""
-        start = slot * SLOT_BYTES
-        self._map = mapped
-        self._prompt, self._cached = start + _PROMPT, start + _CACHED
-        self._generated = start + _GENERATED
+    def __init__(self, words: memoryview, slot: int) -> None:
+        """`words`: of the journal's file."""
+        self._words = words
+        self._prompt, self._cached = _word(slot, _PROMPT), _word(slot, _CACHED)
+        self._generated = _word(slot, _GENERATED)
 
     def start(self, *, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """The engine has scheduled the sequence."""
         # The prompt last: without it the sequence has not started.
-        _WORD.pack_into(self._map, self._cached, num_cached_tokens)
-        _WORD.pack_into(self._map, self._prompt, num_prompt_tokens)
+        self._words[self._cached] = num_cached_tokens
+        self._words[self._prompt] = num_prompt_tokens
 
     def generate(self, num_tokens: int) -> None:
         """The sequence has this many output tokens in total."""
-        _WORD.pack_into(self._map, self._generated, num_tokens)
+        self._words[self._generated] = num_tokens
 
 
 class TokenJournal:
@@ -99,6 +98,7 @@ class TokenJournal:
             os.close(self._descriptor)
             raise
         self.num_slots = num_bytes // SLOT_BYTES
+        self._words = memoryview(self._map)[: self.num_slots * SLOT_BYTES].cast("Q")
         self._left = list(self._read_entries())
         used = {slot for entry in self._left for slot in entry.slots}
         self._free: deque[int] = deque()
@@ -139,7 +139,7 @@ class TokenJournal:
 
     def counter(self, slot: int) -> SlotCounter:
         """A counter of this open slot, to use until the slot is freed."""
-        return SlotCounter(self._map, slot)
+        return SlotCounter(self._words, slot)
 
     def counts(self, slots: Iterable[int]) -> Counts:
         """What was counted for these sequences."""
@@ -173,6 +173,7 @@ class TokenJournal:
 
     def close(self) -> None:
         """Unmap the file."""
+        self._words.release()
         self._map.close()
         os.close(self._descriptor)
 
@@ -191,11 +192,11 @@ class TokenJournal:
                 yield Entry(tuple(slots), owner, outcome)
 
     def _get(self, slot: int, offset: int) -> int:
-        value: int = _WORD.unpack_from(self._map, slot * SLOT_BYTES + offset)[0]
+        value: int = self._words[_word(slot, offset)]
         return value
 
     def _put(self, slot: int, offset: int, value: int) -> None:
-        _WORD.pack_into(self._map, slot * SLOT_BYTES + offset, value)
+        self._words[_word(slot, offset)] = value
 
     def _bytes(self, slot: int, offset: int, length_offset: int) -> bytes:
         start = slot * SLOT_BYTES + offset
@@ -205,3 +206,8 @@ class TokenJournal:
         start = slot * SLOT_BYTES + offset
         self._map[start : start + len(content)] = content
         self._put(slot, length_offset, len(content))
+
+
+def _word(slot: int, offset: int) -> int:
+    """The place of a slot's number among the words of the file."""
+    return (slot * SLOT_BYTES + offset) // _WORD_BYTES

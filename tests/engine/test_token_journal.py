@@ -257,6 +257,38 @@ def test_no_consumer_has_a_token_that_its_killed_process_has_not_counted(
     assert counts.generated in (num_received, num_received + 3)
 
 
+GENERATED = slice(40, 48)
+"""A slot's bytes that hold the number of output tokens."""
+COUNTING = """
+import sys
+from itertools import count
+from pathlib import Path
+from loraplex.engine.token_journal import TokenJournal
+
+journal = TokenJournal(Path(sys.argv[1]), num_slots=1)
+counter = journal.counter(journal.open(b"owner", [True])[0])
+counter.generate(1)
+print("counting", flush=True)
+for num_tokens in count(2):
+    counter.generate(num_tokens)
+"""
+
+
+def test_at_no_instant_does_a_slot_have_another_count_than_the_old_or_the_new(path: Path) -> None:
+    with subprocess.Popen(
+        python(COUNTING, path), stdout=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), SLOT_BYTES, prot=mmap.PROT_READ)
+        seen = [mapped[GENERATED] for _ in range(200_000)]
+        process.kill()
+    counts = [int.from_bytes(each, sys.byteorder) for each in seen]
+    assert counts[0] > 0
+    assert counts == sorted(counts)
+
+
 def python(code: str, path: Path) -> list[str]:
     return [sys.executable, "-c", code, str(path)]
 
