@@ -139,6 +139,8 @@ def test_an_engine_whose_follower_is_gone_ends_with_rank_lost(model: Path, tmp_p
     with followers_as_threads() as followers:
         engine = open_engine(model, tmp_path)
         engine.submit(PROMPT)
+        while not followers:  # its thread may still load
+            time.sleep(0.01)
         (follower,) = followers
         follower.pipe.close()
         with pytest.raises(RankLost):
