@@ -40,6 +40,7 @@ class BFloat16PanelLinear(Linear):
         """`x [..., in]`, bf16, to `[..., out]` in dtype."""
         function = cpu_library.function("linear_half", dtype)
         assert function is not None
+        assert x.shape[-1] == self.in_features
         assert x.dtype is torch.bfloat16
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.out_features, dtype=dtype)

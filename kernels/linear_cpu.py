@@ -41,6 +41,7 @@ class PanelLinear(Linear):
         """`x [..., in]` to fp32 `[..., out]`."""
         function = cpu_library.function("linear", self.weight.dtype)
         assert function is not None
+        assert x.shape[-1] == self.in_features
         x = x.float().contiguous()
         y = x.new_empty(*x.shape[:-1], self.out_features)
         function(

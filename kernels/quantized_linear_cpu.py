@@ -122,6 +122,8 @@ def multiply_panels(x: Tensor, panels: Panels, bias: Tensor | None, y: Tensor) -
     function = cpu_library.function("quantized_linear", panels.code_type)
     assert function is not None
     out_features, in_features = panels.shape
+    assert x.shape[-1] == in_features
+    assert y.dtype is x.dtype is torch.float32
     scale, zero = panels.scale, panels.zero
     function(
         *(x.data_ptr(), panels.codes.data_ptr()),

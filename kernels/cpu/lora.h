@@ -5,6 +5,8 @@
 // busy.
 #pragma once
 
+#include <memory>
+
 #include "products.h"
 #include "threads.h"
 
@@ -150,8 +152,8 @@ void expand_piece(const LoraProjection &projection, const LoraTokens &tokens, co
 
 template <typename T>
 void add_lora(const LoraProjection &projection, const LoraTokens &tokens, const T *flat, const T *x, T *y) {
-    Run runs[tokens.num_tokens];
-    const long num_runs = find_runs(projection, tokens, runs);
+    const std::unique_ptr<Run[]> runs(new Run[tokens.num_tokens]);  // of a whole step: too many for a stack
+    const long num_runs = find_runs(projection, tokens, runs.get());
     const long num_a_pieces = (tokens.max_ranks + A_ROWS - 1) / A_ROWS;
     share(num_runs * num_a_pieces, tokens.num_threads, [&](long index) {
         const Run &run = runs[index / num_a_pieces];
