@@ -325,14 +325,19 @@ class Pushes:
     async def _publish(
         self, upload: Upload, report: IntakeReport, origin: Origin
     ) -> AdapterVersion:
-        """Store the block, then register the version."""
+        """Store the block, register the version, then accept the upload.
+
+        Until then, the upload is examined again after a failure or a restart. That repeats all
+        three steps and finds the version registered.
+        """
         await self._blocks.put(upload, report)
         failpoint("pushes.stored")
-        version = await self._records.add_version(upload, report, origin)
+        version_id = await self._records.add_version(upload, report, origin)
         failpoint("pushes.created")
         # A deletion of the same content may have ended in between; from here on none removes it.
         await self._blocks.put_if_missing(upload, report)
         self._note_stored(AdapterKey(upload.tenant_id, report.digest))
+        version = await self._records.accept(upload, version_id, origin)
         log.info(
             "adapter_accepted",
             tenant_id=upload.tenant_id,

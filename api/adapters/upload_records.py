@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from ...adapters.examination import IntakeReport
 from ...platform.adapters import repository, service, uploads
+from ...platform.adapters.lookup import lock_catalog
 from ...platform.adapters.models import AdapterVersion, Upload
 from ...platform.adapters.service import NewVersion
 from ...platform.adapters.states import (
@@ -136,12 +137,17 @@ class UploadRecords:
             tenant_id, origin, lambda session: _abandon(session, upload_id)
         )
 
-    async def add_version(
-        self, upload: Upload, report: IntakeReport, origin: Origin
-    ) -> AdapterVersion:
-        """Register the examined adapter as a version. Raises QuotaExceeded."""
+    async def add_version(self, upload: Upload, report: IntakeReport, origin: Origin) -> str:
+        """Register the examined adapter as a version; returns its id. Idempotent until the upload
+        is accepted. Raises QuotaExceeded."""
         return await self._control_plane.change(
             upload.tenant_id, origin, lambda session: _add_version(session, upload, report)
+        )
+
+    async def accept(self, upload: Upload, version_id: str, origin: Origin) -> AdapterVersion:
+        """The upload became this version, whose block is in the store."""
+        return await self._control_plane.change(
+            upload.tenant_id, origin, lambda session: _accept(session, upload, version_id)
         )
 
     def is_here(self, upload: Upload) -> bool:
@@ -176,10 +182,7 @@ def _abandon(session: TenantSession, upload_id: str) -> Changed[Upload]:
     return Changed(uploads.abandon_upload(session, upload_id), event)
 
 
-def _add_version(
-    session: TenantSession, upload: Upload, report: IntakeReport
-) -> Changed[AdapterVersion]:
-    """Register the version and end the upload, in one unit of work."""
+def _add_version(session: TenantSession, upload: Upload, report: IntakeReport) -> Changed[str]:
     version, is_new = service.create_version(
         session,
         NewVersion(
@@ -193,9 +196,17 @@ def _add_version(
         ),
     )
     service.note_stored(session, report.digest, report.file_sha256, report.size_bytes)
-    uploads.mark_accepted(session, upload.id, version.id)
-    event = set_wanted_aliases(session, upload, version)
-    if is_new:
-        details = {"digest": version.digest, "upload": upload.id, "pushed_by": upload.created_by}
-        event = Event("version.create", f"{upload.adapter_name}@{version.number}", details)
-    return Changed(version, event)
+    uploads.check_acceptable(session, upload.id)
+    if not is_new:
+        return Changed(version.id, None)
+    details = {"digest": version.digest, "upload": upload.id, "pushed_by": upload.created_by}
+    event = Event("version.create", f"{upload.adapter_name}@{version.number}", details)
+    return Changed(version.id, event)
+
+
+def _accept(session: TenantSession, upload: Upload, version_id: str) -> Changed[AdapterVersion]:
+    lock_catalog(session)  # its attestation sets the aliases either before or after this
+    version = repository.find_version(session, version_id)
+    assert version is not None, "versions' rows stay"
+    uploads.mark_accepted(session, upload.id, version_id)
+    return Changed(version, set_wanted_aliases(session, upload, version))

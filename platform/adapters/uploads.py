@@ -207,6 +207,11 @@ def has_part(session: TenantSession, upload_id: str, part_id: str) -> bool:
     return upload is not None and any(part.id == part_id for part in upload.stored_parts)
 
 
+def check_acceptable(session: TenantSession, upload_id: str) -> None:
+    """Raise InvalidTransition unless the upload is being examined; also UploadNotFound."""
+    check_upload_transition(get_upload(session, upload_id).state, UploadState.ACCEPTED)
+
+
 def mark_accepted(session: TenantSession, upload_id: str, version_id: str) -> Upload:
     """The upload became this version. Raises UploadNotFound or InvalidTransition."""
     upload = _advance(session, upload_id, UploadState.ACCEPTED)
