@@ -66,6 +66,7 @@ from .store import ObjectStore, adapter_key, open_store
 from .tenant_threads import TenantThreads
 
 NUM_STORE_THREADS = 8
+NUM_REMOVAL_THREADS = 2
 HEARTBEAT_SECONDS = 2.0
 BEATS_PER_RETURN = 30
 """Freed memory is returned after this many heartbeats: about every minute."""
@@ -120,6 +121,8 @@ class FetcherService:
         self._disk_cache = disk_cache
         self._fetcher = Fetcher(store, disk_cache, deadline_seconds=transfer_seconds)
         self._threads = TenantThreads("store", NUM_STORE_THREADS)
+        # Callers hold locks in the database meanwhile, so removals do not wait for transfers.
+        self._removal_threads = TenantThreads("removals", NUM_REMOVAL_THREADS)
 
     def serve(self) -> Never:
         """Until the server ends this process."""
@@ -139,7 +142,8 @@ class FetcherService:
                 raise MessageRefused("the store is open already")
             case _:
                 call = partial(self._call, message)
-                self._threads.submit(_tenant_of(message), self._answer, message.call_id, call)
+                threads = self._removal_threads if isinstance(message, Delete) else self._threads
+                threads.submit(_tenant_of(message), self._answer, message.call_id, call)
 
     def _answer_fetch(self, call_id: int, flight: Future[FetchedBlock]) -> None:
         self._answer(call_id, lambda: _as_fetched(call_id, flight.result()))

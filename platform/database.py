@@ -41,7 +41,7 @@ BUSY_TIMEOUT_MS = 5000
 """How long a SQLite writer waits for writers of other processes."""
 QUEUE_SECONDS = 30.0
 """How long a writer waits for others of its own process. They are served in order, so only a disk
-that hangs takes this long."""
+that hangs takes this long, or a store that hangs while a block is removed from it."""
 WAL_RETRY_SECONDS = 0.01
 _PRIMARY_CODE = 0xFF
 """Of SQLite's error codes, whose other bits are details, such as SQLITE_BUSY_RECOVERY."""

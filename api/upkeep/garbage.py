@@ -16,6 +16,7 @@ from functools import partial
 import structlog
 
 from ...adapters.failpoints import failpoint
+from ...adapters.identity import AdapterKey
 from ...adapters.store import (
     ObjectStore,
     StoredObject,
@@ -278,10 +279,29 @@ class Garbage:
 
     async def _remove_object(self, stored: StoredObject, collected: Collected) -> None:
         if not collected.dry_run:
-            await self._threads.run(self._store.delete, stored.key)
+            if not await self._delete(stored.key):
+                return
             failpoint("garbage.removed")
         collected.removed_objects.append(stored.key)
         collected.removed_bytes += stored.size_bytes
+
+    async def _delete(self, stored_key: str) -> bool:
+        """False if the object is a version's by now. Only the content of a version can come back:
+        the other keys have ids that are never given again."""
+        key = adapter_key(stored_key)
+        if key is None:
+            await self._threads.run(self._store.delete, stored_key)
+            return True
+        await self._threads.run(self._store.exists, stored_key)  # an outage shows without the lock
+        return await self._control_plane.write(
+            key.tenant_id, lambda session: self._delete_unreferenced(session, key)
+        )
+
+    def _delete_unreferenced(self, session: TenantSession, key: AdapterKey) -> bool:
+        if not service.lock_unreferenced(session, key.digest):
+            return False
+        self._store.delete(object_key(key))
+        return True
 
     async def _run(self) -> None:
         pause = FIRST_SECONDS

@@ -68,6 +68,7 @@ __all__ = [
     "list_callable_adapters",
     "list_receipts",
     "list_transitions",
+    "lock_unreferenced",
     "mark_ready",
     "mark_rejected",
     "remove_alias",
@@ -162,6 +163,13 @@ def list_receipts(session: TenantSession, name: str) -> Sequence[DeletionReceipt
 def is_object_referenced(session: TenantSession, digest: str) -> bool:
     """A version that is not being deleted still needs the tenant's object of this content."""
     return repository.has_version(session, digest, VISIBLE_STATES)
+
+
+def lock_unreferenced(session: TenantSession, digest: str) -> bool:
+    """Whether nothing needs the tenant's object of this content, nor will before this unit of work
+    ends: a push of it either has its version by now, or gets it when the object is gone."""
+    repository.lock_catalog(session)  # a tenant that does not exist gets no version either
+    return not is_object_referenced(session, digest)
 
 
 # --- versions -----------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -28,11 +30,13 @@ from loraplex.adapters.fetcher_environment import (
 from loraplex.adapters.fetcher_messages import (
     Delete,
     Fetch,
+    PutFile,
     ToFetcher,
     decode_from_fetcher,
     decode_to_fetcher,
     encode,
 )
+from loraplex.adapters.fetcher_process import NUM_STORE_THREADS, FetcherService
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.json_frames import MAX_MESSAGE_BYTES, Inbox, MessageRefused
 from loraplex.adapters.store import object_key
@@ -353,6 +357,26 @@ class TestMessages:
     def test_a_message_beyond_the_limit_is_refused_before_it_is_stored(self) -> None:
         with pytest.raises(MessageRefused):
             list(Inbox().take((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big")))
+
+
+def test_a_removal_does_not_wait_for_transfers() -> None:
+    may_end, is_removed = threading.Event(), threading.Event()
+    store = SimpleNamespace(
+        put_file=lambda *_, **__: may_end.wait(TIMEOUT), delete=lambda key: is_removed.set()
+    )
+    service = FetcherService(
+        cast(Any, SimpleNamespace(send=lambda message: None)),
+        store=cast(Any, store),
+        disk_cache=cast(Any, SimpleNamespace(stats=None)),
+        transfer_seconds=TIMEOUT,
+    )
+    try:
+        for call_id in range(NUM_STORE_THREADS):
+            service._take(PutFile(call_id, object_key(KEY), "source", SHA256))
+        service._take(Delete(NUM_STORE_THREADS, object_key(KEY)))
+        assert is_removed.wait(TIMEOUT)
+    finally:
+        may_end.set()
 
 
 def test_a_process_that_is_told_nonsense_ends(tmp_path: Path) -> None:

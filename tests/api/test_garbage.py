@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import make_url, select
 
+from loraplex.adapters.errors import StoreUnavailable
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import checkpoint_key, file_key, object_key
 from loraplex.adapters.store.local import LocalStore
@@ -31,6 +34,7 @@ from loraplex.platform.batches.models import Batch
 from loraplex.platform.batches.states import BatchState
 from loraplex.platform.database import Database
 from loraplex.platform.responses.models import StoredResponse
+from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tuning.models import StoredCheckpoint, TuningJob
 from loraplex.platform.tuning.states import JobState
 from support.catalog import make_digest, make_new_version, make_tenant, make_version
@@ -86,6 +90,17 @@ class Installation:
     def add_version(self, name: str, content: str) -> None:
         with self.database.transaction(self.tenant_id) as session:
             service.create_version(session, make_new_version(name, content))
+
+    def is_database_locked(self) -> bool:
+        """Whether a unit of work keeps every other writer waiting."""
+        path = make_url(self.database._url).database
+        assert path is not None
+        with closing(sqlite3.connect(path, timeout=0.0)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return True
+        return False
 
     def open_upload(self, name: str) -> str:
         declared = NewUpload(
@@ -186,6 +201,56 @@ def test_a_version_that_came_after_the_rows_were_read_keeps_its_object(
 
     assert installation.collect().removed_objects == []
     assert installation.store.exists(key)
+
+
+def test_a_version_that_came_after_the_last_look_at_its_content_keeps_its_object(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = installation.put_object("late")
+    read = ControlPlane.read
+
+    async def read_and_push(
+        plane: ControlPlane, tenant_id: str, query: Callable[[TenantSession], Result]
+    ) -> Result:
+        found = await read(plane, tenant_id, query)
+        installation.add_version("bot", "late")
+        return found
+
+    monkeypatch.setattr(ControlPlane, "read", read_and_push)
+    assert installation.collect().removed_objects == []
+    assert installation.store.exists(key)
+
+
+def test_no_version_of_a_content_is_created_while_its_object_is_removed(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = installation.put_object("stray")
+    delete = installation.store.delete
+
+    def delete_locked(stored_key: str) -> None:
+        assert installation.is_database_locked()
+        delete(stored_key)
+
+    monkeypatch.setattr(installation.store, "delete", delete_locked)
+    assert installation.collect().removed_objects == [key]
+    assert not installation.is_database_locked()
+
+
+def test_a_store_that_does_not_answer_is_noticed_before_anything_is_locked(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installation.put_object("stray")
+    was_held: list[bool] = []
+
+    def fail(stored_key: str) -> NoReturn:
+        was_held.append(installation.is_database_locked())
+        raise StoreUnavailable("the adapter store does not answer")
+
+    for call in ("exists", "delete"):
+        monkeypatch.setattr(installation.store, call, fail)
+    with pytest.raises(StoreUnavailable):
+        installation.collect()
+    assert was_held == [False]
 
 
 def test_files_without_an_unfinished_upload_go(installation: Installation) -> None:
