@@ -20,7 +20,6 @@ import structlog
 from ...adapters.errors import AdapterError
 from ...adapters.failpoints import failpoint
 from ...adapters.fetcher_client import FetcherClient
-from ...adapters.identity import AdapterKey
 from ...adapters.store import ObjectStore, object_key
 from ...engine.errors import EngineError
 from ...engine.process.engine import Engine
@@ -220,7 +219,7 @@ class Deletions:
         if deletion.is_content_shared:
             self._engine.forget_outputs(key)
         else:
-            receipt |= await self._remove_content(key, drain_seconds)
+            receipt |= await self._remove_content(deletion, drain_seconds)
 
         def finish(session: TenantSession) -> None:
             removed = {**receipt, "samples": samples.erase_version(session, deletion.version_id)}
@@ -230,17 +229,37 @@ class Deletions:
         failpoint("deletions.finished")
         log.info("adapter_deleted", tenant_id=key.tenant_id, adapter_digest=key.digest)
 
-    async def _remove_content(self, key: AdapterKey, drain_seconds: float) -> JsonObject:
-        """Remove the content from every tier of every server; returns their reports."""
+    async def _remove_content(self, deletion: Deletion, drain_seconds: float) -> JsonObject:
+        """Remove the content from every tier of every server; returns their reports.
+
+        Raises InvalidTransition if another server has finished the deletion.
+        """
+        key = deletion.key
         begun_at = await self._control_plane.read_all_tenants(shared_now)
         evicted = await self._engine.evict_adapter(key, drain_seconds=drain_seconds)
         failpoint("deletions.evicted")
         await self._threads.run(key.tenant_id, self._fetcher.forget, key)
         failpoint("deletions.forgotten")
         await self._wait_for_others(begun_at)
-        await self._threads.run(key.tenant_id, self._store.delete, object_key(key))
+        await self._remove_object(deletion)
         failpoint("deletions.removed")
         return {"engine": asdict(evicted), "disk": "removed", "object": object_key(key)}
+
+    async def _remove_object(self, deletion: Deletion) -> None:
+        """Remove the object while the deletion is known to be unfinished.
+
+        This server may have lost the lease, and another one may have finished the deletion. The
+        content may have been pushed again since. Raises InvalidTransition then.
+        """
+        tenant_id, stored_key = deletion.key.tenant_id, object_key(deletion.key)
+
+        def remove(session: TenantSession) -> None:
+            service.lock_deletion(session, deletion.version_id)
+            self._store.delete(stored_key)
+
+        # An outage of the store shows here, where no lock is held.
+        await self._threads.run(tenant_id, self._store.exists, stored_key)
+        await self._control_plane.write(tenant_id, remove)
 
     async def _wait_for_others(self, begun_at: datetime) -> None:
         """Wait until every other server has released the content or counts as stopped."""

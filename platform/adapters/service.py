@@ -68,6 +68,7 @@ __all__ = [
     "list_callable_adapters",
     "list_receipts",
     "list_transitions",
+    "lock_deletion",
     "lock_unreferenced",
     "mark_ready",
     "mark_rejected",
@@ -271,6 +272,13 @@ def resume_deletion(session: TenantSession, version_id: str) -> Deletion:
     version = _get_version(session, version_id)
     check_version_transition(version.state, VersionState.DELETED)
     return _deletion(session, version)
+
+
+def lock_deletion(session: TenantSession, version_id: str) -> Deletion:
+    """`resume_deletion`; until this unit of work ends, the deletion does not finish, and no version
+    of this content is created."""
+    lock_catalog(session)
+    return resume_deletion(session, version_id)
 
 
 def finish_deletion(

@@ -13,6 +13,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.api.adapters.deletions import Deletions
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.control_plane.leases import Leases
+from loraplex.engine.messages import EvictionReceipt
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters.service import Deletion
 from loraplex.platform.database import Database
@@ -158,3 +159,39 @@ def test_a_server_gives_up_what_another_one_deletes_unless_a_version_still_has_i
         content = [("outputs", begun.key)]
     assert given_up == [("names", tenant.id), *content]
     assert released_at(database) is not None
+
+
+def test_a_deletion_that_another_server_finished_meanwhile_leaves_content_pushed_since(
+    database: Database,
+) -> None:
+    """This server was paused for so long that it lost the lease."""
+    tenant = make_tenant(database, "acme")
+    with database.transaction(tenant.id) as session:
+        make_version(session, "bot", content="same")
+        begun = catalog.begin_version_deletion(session, "bot", 1)
+    removed: list[str] = []
+
+    def pause(key: AdapterKey) -> None:
+        with database.transaction(tenant.id) as session:
+            catalog.finish_deletion(session, begun.version_id)
+            make_version(session, "bot", content="same")
+
+    async def run() -> None:
+        control_plane = ControlPlane(database, b"secret")
+        deletions = Deletions(
+            engine=cast(Any, SimpleNamespace(evict_adapter=evict_nothing)),
+            fetcher=cast(Any, SimpleNamespace(forget=pause)),
+            store=cast(Any, SimpleNamespace(exists=lambda key: True, delete=removed.append)),
+            control_plane=control_plane,
+            leases=Leases(control_plane, "here"),
+        )
+        assert await deletions._begin(begun, 0.0) == begun
+        await deletions.close()
+        control_plane.close()
+
+    asyncio.run(run())
+    assert removed == []
+
+
+async def evict_nothing(key: AdapterKey, *, drain_seconds: float) -> EvictionReceipt:
+    return EvictionReceipt()
