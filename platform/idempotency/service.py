@@ -103,9 +103,15 @@ class IdempotentAnswers:
             _settle(session, [row])
 
     def recover(self, session: PlatformSession) -> None:
-        """Settle the requests that this server had not answered when it stopped."""
-        mine = select(IdempotentAnswer).where(
-            IdempotentAnswer.server_id == self._server_id, IdempotentAnswer.status.is_(None)
+        """Settle the requests that this server had not answered when it stopped.
+
+        One whose transaction is still open is settled by its repetition.
+        """
+        mine = (
+            select(IdempotentAnswer)
+            .where(IdempotentAnswer.server_id == self._server_id, IdempotentAnswer.status.is_(None))
+            .order_by(IdempotentAnswer.owner, IdempotentAnswer.key)
+            .with_for_update(skip_locked=True)
         )
         _settle(session, list(session.scalars(mine)))
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from loraplex.platform.audit.event import BY_SYSTEM, Event
 from loraplex.platform.audit.repository import list_audited_requests
@@ -133,6 +134,20 @@ def test_a_repetition_waits_for_the_commit_of_an_abandoned_request(
             wait_until_one_is_blocked(session)
         with pytest.raises(IdempotentAnswerLost):
             repetition.result()
+
+
+def test_recovery_leaves_the_key_of_an_open_transaction(postgres_database: Database) -> None:
+    empty_all_tables(postgres_database)
+    begin(postgres_database, FIRST)
+    acme = make_tenant(postgres_database, "acme")
+    with (
+        changing(postgres_database, acme, FIRST),
+        postgres_database.platform_transaction() as session,
+    ):
+        session.execute(text("SET LOCAL lock_timeout = 1"))
+        make_answers().recover(session)
+    with pytest.raises(IdempotentAnswerLost):
+        begin(postgres_database, AGAIN)
 
 
 def test_a_repetition_waits_for_a_commit_that_hangs_only_so_long(
