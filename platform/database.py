@@ -34,7 +34,7 @@ from .errors import (
     InvalidValue,
 )
 from .row_security import confine
-from .sessions import PlatformSession, TenantSession, TenantStatements, UnitOfWork
+from .sessions import Guard, PlatformSession, TenantSession, TenantStatements, UnitOfWork
 from .writer_queue import WriterQueue
 
 BUSY_TIMEOUT_MS = 5000
@@ -57,6 +57,8 @@ _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _DISK_FULL = "53100"
 """PostgreSQL's code."""
+_LOCK_NOT_AVAILABLE = "55P03"
+"""PostgreSQL's code for a wait that exceeded `lock_timeout`."""
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg"})
 OTHER_NAMES = frozenset({"postgres", "postgresql", "postgresql+psycopg2", "postgresql+asyncpg"})
 """How others name PostgreSQL."""
@@ -78,15 +80,18 @@ class Database:
         self._writers = WriterQueue(QUEUE_SECONDS)
 
     @contextmanager
-    def transaction(self, tenant_id: str, *, read_only: bool = False) -> Iterator[TenantSession]:
+    def transaction(
+        self, tenant_id: str, *, read_only: bool = False, guard: Guard | None = None
+    ) -> Iterator[TenantSession]:
         """A unit of work on one tenant's rows.
 
         A reader sees one moment, whatever is committed meanwhile. It neither waits for SQLite's
         writers nor holds them up; its writes raise ScopeViolation. Raises DatabaseUnavailable when
         the database does not answer, DatabaseBusy when it is only held by others, InvalidValue for
-        a value that it cannot hold.
+        a value that it cannot hold, and what `guard` raises.
         """
-        session = TenantSession(self._engine(read_only), tenant_id=tenant_id, read_only=read_only)
+        engine = self._engine(read_only)
+        session = TenantSession(engine, tenant_id=tenant_id, read_only=read_only, guard=guard)
         with self._queue(read_only), _unit_of_work(session):
             yield session
 
@@ -98,9 +103,11 @@ class Database:
             yield TenantStatements(connection, tenant_id)
 
     @contextmanager
-    def platform_transaction(self, *, read_only: bool = False) -> Iterator[PlatformSession]:
+    def platform_transaction(
+        self, *, read_only: bool = False, guard: Guard | None = None
+    ) -> Iterator[PlatformSession]:
         """A unit of work on the rows of all tenants; otherwise like `transaction`."""
-        session = PlatformSession(self._engine(read_only), read_only=read_only)
+        session = PlatformSession(self._engine(read_only), read_only=read_only, guard=guard)
         with self._queue(read_only), _unit_of_work(session):
             yield session
 
@@ -295,8 +302,11 @@ def _kind(error: SQLAlchemyError) -> type[DatabaseUnavailable]:
     """The kind of a driver error, by the codes of SQLite or PostgreSQL."""
     original = getattr(error, "orig", None)
     code: int = getattr(original, "sqlite_errorcode", 0)
+    sqlstate = getattr(original, "sqlstate", None)
     if code & _PRIMARY_CODE == sqlite3.SQLITE_BUSY:
         return DatabaseBusy  # its one place for writers was not free within BUSY_TIMEOUT_MS
-    if code in _SQLITE_FULL or getattr(original, "sqlstate", None) == _DISK_FULL:
+    if sqlstate == _LOCK_NOT_AVAILABLE:
+        return DatabaseBusy
+    if code in _SQLITE_FULL or sqlstate == _DISK_FULL:
         return DatabaseFull
     return DatabaseUnavailable

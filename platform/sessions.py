@@ -6,7 +6,7 @@ access rows of two tenants; one that takes a `PlatformSession` states it in its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, event
@@ -26,6 +26,8 @@ from .row_security import confine
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """A statement's parameters, or several of them."""
 Rows = CursorResult[*tuple[Any, ...]]
+Guard = Callable[[Connection], None]
+"""Raises an error in a transaction that may not be carried out."""
 
 
 class Transaction(Protocol):
@@ -47,11 +49,15 @@ class ScopeViolation(AssertionError):
 
 
 class UnitOfWork(Session):
-    """One transaction. Services add and change rows; only `Database` commits."""
+    """One transaction. Services add and change rows; only `Database` commits.
 
-    def __init__(self, engine: Engine, *, read_only: bool) -> None:
+    `guard` is called first in it, before the rows are restricted to a tenant's.
+    """
+
+    def __init__(self, engine: Engine, *, read_only: bool, guard: Guard | None = None) -> None:
         super().__init__(engine, expire_on_commit=False)
         self.read_only = read_only
+        self.guard = guard
         self._dialect = engine.dialect.name
 
     @property
@@ -72,8 +78,10 @@ class TenantSession(UnitOfWork):
     ScopeViolation. PostgreSQL restricts the rows too: see `row_security`.
     """
 
-    def __init__(self, engine: Engine, *, tenant_id: str, read_only: bool) -> None:
-        super().__init__(engine, read_only=read_only)
+    def __init__(
+        self, engine: Engine, *, tenant_id: str, read_only: bool, guard: Guard | None = None
+    ) -> None:
+        super().__init__(engine, read_only=read_only, guard=guard)
         self.tenant_id = tenant_id
 
     def execute_pinned(self, statement: Executable, values: Values) -> Rows:
@@ -115,11 +123,15 @@ class TenantStatements:
         return self._connection.execute(statement, pinned if len(pinned) > 1 else pinned[0])
 
 
-@event.listens_for(TenantSession, "after_begin")
-def _confine_to_tenant(
-    session: TenantSession, transaction: SessionTransaction, connection: Connection
+@event.listens_for(UnitOfWork, "after_begin", propagate=True)
+def _guard_and_confine(
+    session: UnitOfWork, transaction: SessionTransaction, connection: Connection
 ) -> None:
-    if not transaction.nested:
+    if transaction.nested:
+        return
+    if session.guard is not None:
+        session.guard(connection)
+    if isinstance(session, TenantSession):
         confine(connection, session.tenant_id)
 
 

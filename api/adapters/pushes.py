@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -274,7 +275,8 @@ class Pushes:
         """The validation of this upload, started if none runs."""
         task = self._validations.get(upload.id)
         if task is None:
-            task = asyncio.create_task(self._validate(upload, origin))
+            # It goes on for other requests than the one that began it.
+            task = asyncio.create_task(self._validate(upload, replace(origin, guard=None)))
             self._validations[upload.id] = task
             task.add_done_callback(lambda done: self._validation_ended(upload, done))
         return task

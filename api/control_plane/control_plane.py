@@ -171,13 +171,13 @@ class ControlPlane:
     ) -> Result:
         """The change's result, once it is committed together with its entry in the audit log.
 
-        Raises a PlatformError.
+        The origin's guard is called first in the transaction. Raises a PlatformError.
         """
 
         def run() -> Result:
             is_carried_out = False
             try:
-                with self._database.transaction(tenant_id) as session:
+                with self._database.transaction(tenant_id, guard=origin.guard) as session:
                     changed = change(session)
                     if changed.event is not None:
                         self._audit_log.record(session, origin, changed.event)
@@ -204,7 +204,7 @@ class ControlPlane:
         def run() -> Result:
             is_carried_out = False
             try:
-                with self._database.platform_transaction() as session:
+                with self._database.platform_transaction(guard=origin.guard) as session:
                     changed = change(session)
                     if changed.event is not None:
                         self._audit_log.record_platform(session, origin, changed.event)
@@ -234,10 +234,10 @@ class ControlPlane:
 
         def run() -> None:
             if tenant_id is None:
-                with self._database.platform_transaction() as session:
+                with self._database.platform_transaction(guard=origin.guard) as session:
                     self._audit_log.record_platform(session, origin, event)
             else:
-                with self._database.transaction(tenant_id) as confined:
+                with self._database.transaction(tenant_id, guard=origin.guard) as confined:
                     self._audit_log.record(confined, origin, event)
 
         await self._run(tenant_id, run)

@@ -202,7 +202,12 @@ def require_operator(
 def origin_of(request: Request, caller: AnyPrincipal) -> Origin:
     """The origin of the request, for the audit log."""
     address = request.state.address
-    return Origin(caller.actor, request.state.request_id, None if address is None else str(address))
+    return Origin(
+        caller.actor,
+        request.state.request_id,
+        None if address is None else str(address),
+        getattr(request.state, "guard", None),
+    )
 
 
 def check_metrics_access(

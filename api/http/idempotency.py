@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...platform.errors import PlatformError
 from ...platform.idempotency.models import MAX_IDEMPOTENCY_KEY_LENGTH
-from ...platform.idempotency.service import IdempotentAnswers, KeyedRequest
+from ...platform.idempotency.service import IdempotentAnswers, KeyedRequest, hold
 from ...platform.sessions import PlatformSession
 from ..contract.errors import ApiError
 from ..server.runtime import Runtime
@@ -102,6 +103,7 @@ class IdempotentRequests:
         self, request: Request, keyed: KeyedRequest, body: bytes, send: Send
     ) -> None:
         recorder = _Recorder(send)
+        request.state.guard = partial(hold, request=keyed)
         try:
             await self.app(request.scope, _again(body, request.receive), recorder)
         finally:

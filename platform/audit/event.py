@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ..base import JsonObject
 from ..keys.principal import SYSTEM, Actor, ActorKind
+from ..sessions import Guard
 
 Result = TypeVar("Result")
 
@@ -18,6 +19,8 @@ class Origin:
     actor: Actor
     request_id: str | None = None
     address: str | None = None
+    guard: Guard | None = None
+    """Of the transactions of its changes: refuses those of a request that was given up."""
 
 
 BY_SYSTEM = Origin(SYSTEM)

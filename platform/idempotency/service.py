@@ -3,7 +3,9 @@
 Stored responses are encrypted, because one may contain an API key that is shown once. If the first
 request got no response because its server stopped or the database was unavailable, the audit log
 decides, which is written with each change: a request that changed something is never executed
-again; any other may be.
+again; any other may be. The audit log does not show a change whose transaction is still open, so
+that transaction locks the key (`hold`), and a repetition waits for it. If the repetition takes the
+key first, the transaction is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, inspect, select
+from sqlalchemy import Connection, delete, func, inspect, select
 
 from ..audit.repository import list_audited_requests
 from ..base import utc_now
@@ -25,6 +27,8 @@ from ..sessions import PlatformSession
 from .models import IdempotentAnswer
 
 KEPT_FOR = timedelta(hours=24)
+LOCK_TIMEOUT_MS = 1000
+"""How long a repetition waits for a transaction of the first request (PostgreSQL)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +63,10 @@ class IdempotentAnswers:
     def begin(self, session: PlatformSession, request: KeyedRequest) -> tuple[int, bytes] | None:
         """Take the key for this request, which is `running`; or the kept status and answer.
 
-        Raises IdempotencyConflict, IdempotencyInProgress or IdempotentAnswerLost.
+        Raises IdempotencyConflict, IdempotencyInProgress or IdempotentAnswerLost, and DatabaseBusy
+        while a transaction of the first request is open.
         """
+        _limit_wait(session)
         row = lock_or_add(session, self._new_row(request))
         if row.created_at < utc_now() - KEPT_FOR:
             session.delete(row)
@@ -97,9 +103,15 @@ class IdempotentAnswers:
             _settle(session, [row])
 
     def recover(self, session: PlatformSession) -> None:
-        """Settle the requests that this server had not answered when it stopped."""
-        mine = select(IdempotentAnswer).where(
-            IdempotentAnswer.server_id == self._server_id, IdempotentAnswer.status.is_(None)
+        """Settle the requests that this server had not answered when it stopped.
+
+        One whose transaction is still open is settled by its repetition.
+        """
+        mine = (
+            select(IdempotentAnswer)
+            .where(IdempotentAnswer.server_id == self._server_id, IdempotentAnswer.status.is_(None))
+            .order_by(IdempotentAnswer.owner, IdempotentAnswer.key)
+            .with_for_update(skip_locked=True)
         )
         _settle(session, list(session.scalars(mine)))
 
@@ -126,6 +138,19 @@ class IdempotentAnswers:
         return answer
 
 
+def hold(connection: Connection, request: KeyedRequest) -> None:
+    """Lock the key for this request until the transaction ends: the guard of its changes.
+
+    Raises IdempotencyInProgress if the request no longer has the key: it was given up, and may be
+    running again.
+    """
+    row = select(IdempotentAnswer.request_id).where(
+        IdempotentAnswer.owner == request.owner, IdempotentAnswer.key == request.key
+    )
+    if connection.execute(row.with_for_update()).scalar() != request.request_id:
+        raise IdempotencyInProgress
+
+
 def purge(session: PlatformSession, *, now: datetime | None = None) -> int:
     """Delete expired responses; returns how many."""
     oldest = (now or utc_now()) - KEPT_FOR
@@ -135,6 +160,12 @@ def purge(session: PlatformSession, *, now: datetime | None = None) -> int:
         .returning(IdempotentAnswer.key)
     )
     return len(forgotten.all())
+
+
+def _limit_wait(session: PlatformSession) -> None:
+    """Repetitions of a request whose commit hangs must not block all threads."""
+    if session.dialect == "postgresql":
+        session.execute(select(func.set_config("lock_timeout", f"{LOCK_TIMEOUT_MS}ms", True)))
 
 
 def _row_of(session: PlatformSession, request: KeyedRequest) -> IdempotentAnswer | None:

@@ -16,6 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from loraplex.api.app import create_app
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.http.auth import origin_of
 from loraplex.api.http.idempotency import (
     IdempotentRequests,
     _again,
@@ -23,9 +25,14 @@ from loraplex.api.http.idempotency import (
     _is_key,
     _replay,
 )
-from loraplex.platform.errors import DatabaseUnavailable
+from loraplex.platform.audit.event import Changed, Event
+from loraplex.platform.database import Database
+from loraplex.platform.errors import DatabaseUnavailable, IdempotencyInProgress
 from loraplex.platform.idempotency.models import IdempotentAnswer
-from loraplex.platform.idempotency.service import KeyedRequest
+from loraplex.platform.idempotency.service import IdempotentAnswers, KeyedRequest
+from loraplex.platform.keys.principal import OperatorPrincipal, OperatorRole
+from loraplex.platform.sessions import UnitOfWork
+from support.databases import copy_of_migrated_sqlite
 from support.server import Caller, ServerUnderTest
 
 GENERATIONS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"}
@@ -175,6 +182,46 @@ def test_an_answer_without_a_body_is_repeated(caller: Caller, adapters: list[Pat
     ]
     assert [answer.status_code for answer in answers] == [204, 204]
     assert answers[1].headers["idempotent-replayed"] == "true"
+
+
+@pytest.mark.parametrize("tenant_id", ["acme-id", None])
+@pytest.mark.parametrize("is_noted", [False, True], ids=["changed", "noted"])
+def test_a_request_whose_key_was_taken_changes_nothing(
+    tmp_path: Path, tenant_id: str | None, is_noted: bool
+) -> None:
+    database = Database(copy_of_migrated_sqlite(tmp_path))
+    plane = ControlPlane(database, b"secret")
+    caller = OperatorPrincipal("id", "root", OperatorRole.ADMIN)
+    event = Event("key.create", "k")
+    changed: list[object] = []
+
+    def change(session: UnitOfWork) -> Changed[None]:
+        session.connection()
+        changed.append(session)
+        return Changed(None, event)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        origin = origin_of(Request(scope), caller)
+        if is_noted:
+            await plane.note(tenant_id, origin, event)
+        else:
+            await plane.change_own(tenant_id, origin, change)
+
+    async def send(message: Message) -> None:
+        pytest.fail("there is no answer")
+
+    answers = IdempotentAnswers([b"secret"], "here")
+    runtime = SimpleNamespace(control_plane=plane, idempotent_answers=answers)
+    of_app = SimpleNamespace(state=SimpleNamespace(runtime=runtime))
+    state = {"request_id": "req-1", "address": None}
+    request = Request({"type": "http", "app": of_app, "state": state})
+    keyed = KeyedRequest(owner="key", key="k", request_hash=b"h" * 32, request_id="req-1")
+    try:
+        with pytest.raises(IdempotencyInProgress):
+            asyncio.run(IdempotentRequests(app)._run_once(request, keyed, b"", send))
+    finally:
+        plane.close()
+    assert changed == []
 
 
 @pytest.mark.parametrize("is_away", [False, True])

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from loraplex.platform.audit.event import BY_SYSTEM, Event
+from loraplex.platform.audit.repository import list_audited_requests
 from loraplex.platform.audit.service import AuditLog
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
+    DatabaseBusy,
     IdempotencyConflict,
     IdempotencyInProgress,
     IdempotentAnswerLost,
 )
+from loraplex.platform.idempotency import service as module
 from loraplex.platform.idempotency.models import IdempotentAnswer
 from loraplex.platform.idempotency.service import (
     KEPT_FOR,
     IdempotentAnswers,
     KeyedRequest,
+    hold,
     purge,
 )
 from loraplex.platform.keyring import Keyring
+from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants.models import Tenant
+from support.catalog import make_tenant
+from support.databases import empty_all_tables, wait_until_one_is_blocked
 
 SECRET, SUCCESSOR = b"s" * 32, b"t" * 32
 FIRST = KeyedRequest(owner="key:one", key="k", request_hash=b"h" * 32, request_id="req-1")
@@ -79,6 +91,76 @@ def change(database: Database, tenant: Tenant, request_id: str) -> None:
     log = AuditLog(Keyring([SECRET], "audit"))
     with database.transaction(tenant.id) as session:
         log.record(session, replace(BY_SYSTEM, request_id=request_id), Event("key.create", "k"))
+
+
+@contextmanager
+def changing(database: Database, tenant: Tenant, request: KeyedRequest) -> Iterator[TenantSession]:
+    """The same, not committed before the block ends."""
+    log = AuditLog(Keyring([SECRET], "audit"))
+    guard = partial(hold, request=request)
+    with database.transaction(tenant.id, guard=guard) as session:
+        origin = replace(BY_SYSTEM, request_id=request.request_id)
+        log.record(session, origin, Event("key.create", "k"))
+        yield session
+
+
+def test_a_change_is_refused_once_a_repetition_has_the_key(
+    database: Database, acme: Tenant
+) -> None:
+    begin(database, FIRST)
+    begin(database, AGAIN)
+    with pytest.raises(IdempotencyInProgress), changing(database, acme, FIRST):
+        pytest.fail("a repetition is executed")
+    with changing(database, acme, AGAIN):
+        pass
+    with database.platform_transaction(read_only=True) as session:
+        both = {FIRST.request_id, AGAIN.request_id}
+        assert list_audited_requests(session, both) == {AGAIN.request_id}
+
+
+def test_a_change_is_refused_once_nobody_has_the_key(database: Database, acme: Tenant) -> None:
+    with pytest.raises(IdempotencyInProgress), changing(database, acme, FIRST):
+        pytest.fail("it was given up")
+
+
+def test_a_repetition_waits_for_the_commit_of_an_abandoned_request(
+    database: Database, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_MS", 60_000)
+    begin(database, FIRST)
+    with ThreadPoolExecutor(1) as threads:
+        with changing(database, acme, FIRST) as session:
+            repetition = threads.submit(begin, database, AGAIN)
+            wait_until_one_is_blocked(session)
+        with pytest.raises(IdempotentAnswerLost):
+            repetition.result()
+
+
+def test_recovery_leaves_the_key_of_an_open_transaction(postgres_database: Database) -> None:
+    empty_all_tables(postgres_database)
+    begin(postgres_database, FIRST)
+    acme = make_tenant(postgres_database, "acme")
+    with (
+        changing(postgres_database, acme, FIRST),
+        postgres_database.platform_transaction() as session,
+    ):
+        session.execute(text("SET LOCAL lock_timeout = 1"))
+        make_answers().recover(session)
+    with pytest.raises(IdempotentAnswerLost):
+        begin(postgres_database, AGAIN)
+
+
+def test_a_repetition_waits_for_a_commit_that_hangs_only_so_long(
+    postgres_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_all_tables(postgres_database)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_MS", 1)
+    begin(postgres_database, FIRST)
+    acme = make_tenant(postgres_database, "acme")
+    with changing(postgres_database, acme, FIRST), pytest.raises(DatabaseBusy):
+        begin(postgres_database, AGAIN)
+    with pytest.raises(IdempotentAnswerLost):
+        begin(postgres_database, AGAIN)
 
 
 def test_what_failed_behind_its_change_is_not_done_again(database: Database, acme: Tenant) -> None:
