@@ -8,9 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
+
+import torch
 
 from ...adapters.identity import AdapterKey
 from ...adapters.manager import Tier
@@ -52,11 +55,13 @@ class EngineThread:
         self._block_of = block_of
         self._is_cancelled = Event()
         self._is_broken = False
+        self._num_threads = torch.get_num_threads()
+        """The caller's. What the engine sets applies to its own thread and to later ones."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="loraplex-engine")
         try:
-            self._core = self._wait(self._thread.submit(_open, config))
+            self._core = self._wait(self._thread.submit(_open, config, self._num_threads))
         except BaseException:
-            self._thread.shutdown()
+            self._end_thread()
             raise
         self.info: EngineInfo = self._core.info
 
@@ -82,8 +87,14 @@ class EngineThread:
     def close(self) -> None:
         """End the threads. Idempotent."""
         self._is_cancelled.set()
-        self._thread.shutdown()
+        self._end_thread()
         self._core.close()
+
+    def _end_thread(self) -> None:
+        """Threads that the program starts later have its own number of CPU threads again."""
+        with suppress(RuntimeError):  # this one has ended, or the interpreter does
+            self._thread.submit(torch.set_num_threads, self._num_threads)
+        self._thread.shutdown()
 
     def _wait(self, result: Future[T]) -> T:
         try:
@@ -158,5 +169,6 @@ class EngineThread:
             self._step()
 
 
-def _open(config: EngineConfig) -> EngineCore:
+def _open(config: EngineConfig, num_threads: int) -> EngineCore:
+    torch.set_num_threads(num_threads)  # another engine may have changed that of new threads
     return EngineCore(open_parts(config))

@@ -59,6 +59,10 @@ Params = SamplingParams | None | Sequence[SamplingParams]
 Encode = Callable[[Tokenizer], list[int]]
 """Gives one prompt's token IDs, by the tokenizer of its adapter."""
 
+_loading = Lock()
+"""Held while a base is loaded: transformers' loader changes settings of the whole process, such as
+PyTorch's default dtype, and puts back what it found."""
+
 
 class LLM:
     """A base model with an engine in this process. No server and no database are involved.
@@ -79,7 +83,7 @@ class LLM:
 
         `max_full_matrix_mib`: as of `loraplex serve`. `options`: see docs/offline.md.
         """
-        with raising_llm_errors():
+        with raising_llm_errors(), _loading:
             config = engine_config(model, options)
             model_dir = locate_base(config.model)
             check_drafts(config.speculation)

@@ -45,8 +45,10 @@ def measure_slowdown(device: torch.device) -> float:
 
     Rounds with the thread and without it alternate, so that another load of the machine meets both.
     """
-    weight = torch.randn(_SIZE, _SIZE, device=device, dtype=torch.float32)
-    rows = torch.randn(8, _SIZE, device=device, dtype=torch.float32)
+    generator = torch.Generator(device).manual_seed(0)  # does not change the global generator
+    weight = torch.empty(_SIZE, _SIZE, device=device, dtype=torch.float32)
+    weight.normal_(generator=generator)
+    rows = weight[:8].clone()
     alone, beside = [], []
     _step_seconds(rows, weight)  # warm
     for _ in range(NUM_ROUNDS):

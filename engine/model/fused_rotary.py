@@ -43,16 +43,23 @@ class ServedRotary:
 
 
 class _RotaryTrial:
-    """transformers' function, and how many of its calls `rotary` computes alike."""
+    """transformers' function, and how many of a probe's calls `rotary` computes alike.
 
-    def __init__(self, own: Callable[..., Any]) -> None:
+    All other calls, such as those of a model in another thread, get the function found before.
+    """
+
+    def __init__(self, found: Callable[..., Any], own: Callable[..., Any]) -> None:
+        self._found = found
         self._own = own
+        self.probe = LayerProbe()
         self.num_calls = 0
         self.agreed: list[bool] = []
         """One for each call with arguments of `rotary`."""
         self.kinds: set[tuple[torch.dtype, str]] = set()
 
     def __call__(self, *args: Any, **others: Any) -> Any:
+        if current_forward.get() is not self.probe:
+            return self._found(*args, **others)
         result = self._own(*args, **others)
         self.num_calls += 1
         if not others and _are_rotatable(args):
@@ -66,7 +73,8 @@ def _are_rotatable(args: tuple[Any, ...]) -> bool:
 
 
 def fuse_rotary(model: nn.Module) -> tuple[int, int]:
-    """Replace the function for a model that has Loraplex's attention.
+    """Replace the function for a model that has Loraplex's attention. Models of a process are fused
+    one after another.
 
     Returns how many of its calls in a forward pass are replaced, and the number of all.
     """
@@ -77,10 +85,10 @@ def fuse_rotary(model: nn.Module) -> tuple[int, int]:
         if found is None:
             continue
         served = found if isinstance(found, ServedRotary) else ServedRotary(found)
-        trial = _RotaryTrial(served.own)
+        trial = _RotaryTrial(found, served.own)
         setattr(family, ROTARY_NAME, trial)
         try:
-            run_probe(model, LayerProbe())
+            run_probe(model, trial.probe)
         finally:
             setattr(family, ROTARY_NAME, found)
         num_calls += trial.num_calls

@@ -137,7 +137,7 @@ def _count_parameters(config: Any) -> int:
 def _draw(config: Any) -> PreTrainedModel:
     """A model whose layers change their input; the families' own initial weights hardly do."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would reseed CUDA's as well
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", dtype=torch.float32
         )

@@ -13,7 +13,8 @@ CUDA graph can contain them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,6 +36,7 @@ TWO_SHOT_BYTES = 1 << 20
 """From this size on, sums are added in parts; measured over gloo with 3, 4 and 8 ranks by `make
 bench-rank-sums`."""
 LOOPBACK = "127.0.0.1"
+_NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
 class Work(Protocol):
@@ -180,12 +182,12 @@ def connect_ranks(
 
     `device`, `pulse`: see `RankSums`. `host`: see `open_gloo`.
     """
-    own: Any
     if device.type == "cuda":
-        own = open_nccl(store, place.rank, place.size)
-    else:
-        own = open_gloo(store, place.rank, place.size, host)
-    ranks = RankSums(own, place, device, pulse)
+        with _nccl_over_loopback():
+            ranks = RankSums(open_nccl(store, place.rank, place.size), place, device, pulse)
+            ranks.warm_up()
+        return ranks
+    ranks = RankSums(open_gloo(store, place.rank, place.size, host), place, device, pulse)
     ranks.warm_up()  # gloo does not read the store after this
     return ranks
 
@@ -201,10 +203,25 @@ def open_gloo(store: Store, rank: int, size: int, host: str) -> Any:
 
 def open_nccl(store: Store, rank: int, size: int) -> Any:
     """A process group whose ranks have a CUDA device each, the current one of their process."""
-    # NCCL finds the other ranks over this interface and would take any; then it uses NVLink, PCIe
-    # or shared memory.
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = LONGEST_WAIT
     return nccl(store, rank, size, options)
+
+
+@contextmanager
+def _nccl_over_loopback() -> Iterator[None]:
+    """Within the context, NCCL finds the other ranks over the loopback interface, unless the
+    operator has named another; it would take any. Then it uses NVLink, PCIe or shared memory.
+
+    It reads the variable when it connects the first ranks, and keeps the interface for the life of
+    the process. So the variable can be removed: processes that are started later do not inherit it.
+    """
+    if _NCCL_INTERFACE in os.environ:
+        yield
+        return
+    os.environ[_NCCL_INTERFACE] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ[_NCCL_INTERFACE]

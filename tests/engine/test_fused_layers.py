@@ -22,7 +22,9 @@ from transformers.models.llama import modeling_llama
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model import fused_layers, fused_rotary, whole_base
 from loraplex.engine.model.agreement import agree
+from loraplex.engine.model.attention_windows import LayerProbe
 from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.model.forward import current_forward
 from loraplex.engine.model.fused_layers import NO_LAYERS, FusedLayers, Share
 from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.rms_norm import NormForm, plain_rms_norm, rms_norm
@@ -182,6 +184,21 @@ def test_a_layer_that_computes_something_else_keeps_its_own_code(
         assert getattr(base.fused, other) == expected
     (ours,) = paged_logits(base, SEQUENCES[1:])
     assert (ours - dense_logits(llama, SEQUENCES[1])).abs().max() < 1e-4
+
+
+def test_calls_of_other_models_do_not_count_while_a_rotary_embedding_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q, angle = torch.ones(1, 1, 2, 8), torch.full((1, 2, 8), 0.5)
+
+    def run_probe(_model: object, probe: LayerProbe) -> None:
+        for context in (probe, LayerProbe(), None):
+            token = current_forward.set(context)
+            modeling_llama.apply_rotary_pos_emb(q, q, angle, angle)
+            current_forward.reset(token)
+
+    monkeypatch.setattr(fused_rotary, "run_probe", run_probe)
+    assert fused_rotary.fuse_rotary(modeling_llama.LlamaRMSNorm(8)) == (1, 1)
 
 
 def test_a_replacement_that_rounds_elsewhere_is_refused(

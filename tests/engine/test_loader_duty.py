@@ -32,3 +32,11 @@ def test_the_measurement_ends_with_a_part_of_the_steps_time(
     slowdown = measure_slowdown(torch.device("cpu"))
     assert math.isfinite(slowdown)
     assert slowdown >= 0
+
+
+def test_the_measurement_leaves_the_global_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_duty, "NUM_ROUNDS", 1)
+    monkeypatch.setattr(loader_duty, "ROUND_SECONDS", 0.0)
+    state = torch.get_rng_state()
+    measure_slowdown(torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -97,3 +97,19 @@ def test_thresholds_keep_their_order_in_a_copy() -> None:
     original = small.rope_parameters["original_max_position_embeddings"]
     assert original < small.sliding_window
     assert config.sliding_window == 4096, "the loaded model's configuration stays"
+
+
+def test_a_copy_is_always_the_same_and_leaves_the_global_generators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_call(*_args: object) -> None:
+        raise AssertionError("seeds the generators of all devices")
+
+    monkeypatch.setattr(torch, "manual_seed", no_call)
+    config = AutoConfig.for_model("mistral", sliding_window=WINDOW)
+    state = torch.get_rng_state()
+    first = next(small_copies(config, max_model_len=128)).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(1)  # elsewhere in the program
+    second = next(small_copies(config, max_model_len=128)).state_dict()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())

@@ -17,8 +17,10 @@ import pytest
 from loraplex import LLM, LLMError, RequestOutput, SamplingParams
 from loraplex.adapters.intake import run_intake
 from loraplex.api.local import examination
+from loraplex.api.offline import llm as llm_module
 from loraplex.api.offline.prompts import Prompt
 from loraplex.engine.core import EngineCore
+from loraplex.engine.errors import EngineUnavailable
 from support.broken_adapters import BROKEN
 from support.models import make_adapter
 
@@ -450,3 +452,18 @@ def test_a_failed_step_is_raised_and_the_engine_is_used_no_more(
             with pytest.raises(RuntimeError, match="a defect"):
                 llm.generate("hello", GREEDY)
         assert refused(lambda: llm.generate("hello", GREEDY)).code == "engine_unavailable"
+
+
+def test_bases_of_one_process_are_loaded_one_after_another(
+    tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    could_load_another: list[bool] = []
+
+    def load(*_args: object) -> None:
+        could_load_another.append(llm_module._loading.acquire(blocking=False))
+        raise EngineUnavailable("no room")
+
+    monkeypatch.setattr(llm_module, "EngineThread", load)
+    for _ in range(2):
+        assert refused(lambda: LLM(tiny_base, **SMALL)).code == "engine_unavailable"
+    assert could_load_another == [False, False]

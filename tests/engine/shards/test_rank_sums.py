@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from loraplex.engine.shards import rank_sums
-from loraplex.engine.shards.rank_sums import RankSums
+from loraplex.engine.shards.rank_place import RankPlace
+from loraplex.engine.shards.rank_sums import RankSums, connect_ranks
 from support.ranks import run_ranks
 
 SIZE = 512
@@ -114,3 +119,27 @@ def test_the_largest_values_are_those_of_all_ranks(size: int) -> None:
     for found in run_ranks(size, largest):
         assert found[:2].tolist() == [[size - 1], [0]]
         assert found[2].isnan(), "a broken row is broken on every rank"
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["connected", "failed"])
+@pytest.mark.parametrize("operators", [None, "eth7"])
+def test_nccl_connects_over_loopback_unless_told_and_leaves_the_environment(
+    monkeypatch: pytest.MonkeyPatch, operators: str | None, fails: bool
+) -> None:
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    if operators:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", operators)
+    seen: list[str] = []
+
+    def warm_up(_self: RankSums) -> None:
+        seen.append(os.environ["NCCL_SOCKET_IFNAME"])
+        if fails:
+            raise RuntimeError("a rank has died")
+
+    monkeypatch.setattr(rank_sums, "open_nccl", lambda *_args: None)
+    monkeypatch.setattr(RankSums, "warm_up", warm_up)
+    before = dict(os.environ)
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        connect_ranks(HashStore(), RankPlace(0, 2), torch.device("cuda"))
+    assert seen == [operators or "lo"]
+    assert dict(os.environ) == before
