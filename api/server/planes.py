@@ -94,8 +94,8 @@ async def open_planes(
     located = _beside_trainers(settings, replace(engine_config, model=str(bases.served)))
     membership: Membership | None = None
     engine: EngineClient | Fleet
+    disk = await open_prefix_disk(settings, located, control_plane)
     if settings.fleet_certificates is None:
-        disk = await open_prefix_disk(settings, located, control_plane)
         engine = await _start_engine(disk.config, blocks, fetcher, disk.key, stack)
     else:
         engine, membership = await _join_fleet(settings, located, blocks, control_plane, stack)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from pathlib import Path
 
+from ...adapters.durable import replace_file
 from ...platform.base import new_id
 
 FILE = "server_id"
@@ -21,14 +21,6 @@ def load_or_create_server_id(data_dir: Path) -> str:
     try:
         return str(uuid.UUID(path.read_text().strip()))
     except (FileNotFoundError, ValueError):
-        return _write(path, new_id())
-
-
-def _write(path: Path, server_id: str) -> str:
-    unfinished = path.with_suffix(".new")
-    with unfinished.open("w") as file:
-        file.write(f"{server_id}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    return server_id
+        server_id = new_id()
+        replace_file(path, f"{server_id}\n".encode())
+        return server_id

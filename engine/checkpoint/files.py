@@ -92,10 +92,11 @@ def download_config(model: str) -> Path:
 
 
 def local_folder(model: str) -> Path | None:
-    """None for a hub id. Raises BaseNotFound for anything else."""
+    """The absolute path of a model's folder; None for a hub id. Raises BaseNotFound for anything
+    else."""
     path = Path(model).expanduser()
     if path.is_dir():
-        return path
+        return path.absolute()  # its files are opened later, and the program may change folders
     if path.suffix == ".gguf" and path.is_file():
         from ..gguf.folder import served_folder  # transformers takes a second
 

@@ -77,7 +77,7 @@ class DiskStore:
         """
         self.error: OSError | None = None
         """Why the store is off."""
-        self._tier = tier
+        self._tier = tier.absolute()  # the program may change its working directory
         self._pace = pace
         self._block_bytes = [group.block_bytes for group in groups]
         self._files: list[PrefixFile] = []

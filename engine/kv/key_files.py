@@ -41,9 +41,11 @@ def open_folder(tier: Path, identity: str) -> Path:
 
 
 def remove_folders(tier: Path, *, but: Path | None = None) -> None:
-    """Remove what engines have written. Other files in the tier's folder stay. Raises OSError."""
+    """Remove what engines have written, after its keys were erased. Other files in the tier's
+    folder stay. Raises OSError. `tier`: see `erase_keys_of`."""
     for folder in tier.glob(f"{_FOLDER_PREFIX}*"):
         if folder != but:
+            _erase_in(folder / FOLDER, lambda _: True)
             shutil.rmtree(folder)
 
 
@@ -63,9 +65,13 @@ def keep_keys_of(tier: Path, tenant_ids: Iterable[str], adapters: Iterable[Adapt
 
 def _erase_where(tier: Path, is_doomed: Callable[[str], bool]) -> None:
     for folder in tier.glob(f"{_FOLDER_PREFIX}*/{FOLDER}"):
-        doomed = [path for path in folder.glob(f"*{SUFFIX}") if is_doomed(path.stem)]
-        if doomed:
-            erase_files(folder, doomed)
+        _erase_in(folder, is_doomed)
+
+
+def _erase_in(folder: Path, is_doomed: Callable[[str], bool]) -> None:
+    doomed = [path for path in folder.glob(f"*{SUFFIX}") if is_doomed(path.stem)]
+    if doomed:
+        erase_files(folder, doomed)
 
 
 def erase_files(folder: Path, paths: Iterable[Path]) -> None:

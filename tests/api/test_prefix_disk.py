@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from loraplex.engine.kv.key_files import FOLDER, key_name, open_folder
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.kv.prefix_keys import PrefixKeys
 from loraplex.platform.base import utc_now
+from loraplex.platform.errors import InvalidValue
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import make_tenant
 from support.databases import copy_of_migrated_sqlite
@@ -74,6 +76,76 @@ def test_a_folder_of_the_operators_is_used(settings: Settings, tmp_path: Path) -
         "base", swap_bytes=1, prefix_disk_bytes=1, prefix_disk_dir=str(tmp_path / "fast")
     )
     assert asyncio.run(open_prefix_disk(settings, config, control_plane)).config == config
+    control_plane.close()
+
+
+def leave_prefixes(settings: Settings, config: EngineConfig) -> Path:
+    """Start a server, let an engine write a key, and return its folder."""
+    control_plane = open_control_plane(settings)
+    tenant_id = make_tenant(control_plane._database, "acme").id
+    disk = asyncio.run(open_prefix_disk(settings, config, control_plane))
+    control_plane.close()
+    folder = open_folder(Path(disk.config.prefix_disk_dir or ""), "one")
+    name = key_name(CacheNamespace(tenant_id, "runtime", None))
+    PrefixKeys(folder / FOLDER, disk.key).load_or_create(name)
+    return folder
+
+
+@pytest.mark.parametrize("is_in_fleet", [False, True])
+@pytest.mark.parametrize("folder", [None, "fast"])
+def test_a_start_without_the_tier_removes_the_prefixes_of_the_one_before(
+    folder: str | None, is_in_fleet: bool, settings: Settings, tmp_path: Path
+) -> None:
+    given = folder and str(tmp_path / folder)
+    left = leave_prefixes(settings, replace(CONFIG, prefix_disk_dir=given))
+    config = CONFIG if is_in_fleet else EngineConfig("base")
+    if is_in_fleet:
+        settings = settings.model_copy(update={"fleet_certificates": tmp_path})
+    control_plane = open_control_plane(settings)
+    assert asyncio.run(open_prefix_disk(settings, config, control_plane)).config == config
+    assert not left.exists()
+    control_plane.close()
+
+
+@pytest.mark.parametrize("folders", [("fast", None), (None, "fast"), ("fast", "faster")])
+def test_a_start_with_another_folder_removes_the_prefixes_in_the_one_before(
+    folders: tuple[str | None, str | None], settings: Settings, tmp_path: Path
+) -> None:
+    before, after = (
+        replace(CONFIG, prefix_disk_dir=folder and str(tmp_path / folder)) for folder in folders
+    )
+    left = leave_prefixes(settings, before)
+    control_plane = open_control_plane(settings)
+    asyncio.run(open_prefix_disk(settings, after, control_plane))
+    assert not left.exists()
+    control_plane.close()
+
+
+def test_a_start_with_the_same_folder_keeps_the_prefixes(
+    settings: Settings, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, prefix_disk_dir=str(tmp_path / "fast"))
+    left = leave_prefixes(settings, config)
+    control_plane = open_control_plane(settings)
+    asyncio.run(open_prefix_disk(settings, config, control_plane))
+    assert list((left / FOLDER).iterdir())
+    control_plane.close()
+
+
+def test_prefixes_that_cannot_be_removed_are_removed_by_a_later_start(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError
+
+    left = leave_prefixes(settings, replace(CONFIG, prefix_disk_dir=str(tmp_path / "fast")))
+    control_plane = open_control_plane(settings)
+    with monkeypatch.context() as patched:
+        patched.setattr("loraplex.api.server.prefix_disk.remove_folders", fail)
+        with pytest.raises(InvalidValue):
+            asyncio.run(open_prefix_disk(settings, CONFIG, control_plane))
+    asyncio.run(open_prefix_disk(settings, CONFIG, control_plane))
+    assert not left.exists()
     control_plane.close()
 
 

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HFValidationError
 
-from loraplex.engine.checkpoint.files import locate_base
+from loraplex.engine.checkpoint.files import local_folder, locate_base
 from loraplex.engine.errors import CompositeBase, UnsupportedModel
 
 
@@ -17,6 +17,16 @@ def test_a_path_is_never_asked_of_the_hub(model: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(huggingface_hub, "snapshot_download", pytest.fail)
     with pytest.raises(UnsupportedModel, match=f"{model} is neither a local directory"):
         locate_base(model)
+
+
+def test_a_folder_is_the_same_from_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    folder = local_folder("base")
+    monkeypatch.chdir("/")
+    assert folder == tmp_path / "base"
 
 
 @pytest.mark.parametrize(

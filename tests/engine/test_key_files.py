@@ -88,6 +88,15 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
+def test_a_key_is_overwritten_before_its_folder_is_removed(tmp_path: Path) -> None:
+    keys_in(tmp_path).load_or_create(name_of(None))
+    content = tmp_path / "content"
+    content.hardlink_to(tmp_path / "kv-one" / FOLDER / f"{name_of(None)}.key")
+    open_folder(tmp_path, "two")
+    assert content.read_bytes() == bytes(content.stat().st_size)
+
+
 def test_there_is_nothing_to_erase_without_a_folder(tmp_path: Path) -> None:
     erase_keys_of(tmp_path / "absent", AdapterKey("acme", A))
     keep_keys_of(tmp_path / "absent", [], [])
+    remove_folders(tmp_path / "absent")
