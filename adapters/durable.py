@@ -7,12 +7,20 @@ from pathlib import Path
 
 
 def sync_directory(directory: Path) -> None:
-    """Write the directory itself to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Write the directory itself to the disk: the names in it, not the files."""
+    _sync(directory)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write the file, in place of a former one. A crash leaves the former content or the new one.
+
+    It is written under the name `NAME.new` first. Raises OSError.
+    """
+    unfinished = path.with_name(f"{path.name}.new")
+    unfinished.write_bytes(content)
+    _sync(unfinished)
+    unfinished.replace(path)
+    sync_directory(path.parent)
 
 
 def make_directories(directory: Path, *, mode: int) -> None:
@@ -33,3 +41,11 @@ def take_room(descriptor: int, num_bytes: int) -> None:
         return
     missing = num_bytes - os.fstat(descriptor).st_size
     os.pwrite(descriptor, bytes(missing), num_bytes - missing)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
