@@ -29,6 +29,9 @@ def make_directories(directory: Path, *, mode: int) -> None:
     while not directory.is_dir():
         missing.append(directory)
         directory = directory.parent
+    # Another process may have created this one and not synced its name yet.
+    if os.access(directory.parent, os.W_OK):
+        sync_directory(directory.parent)
     for path in reversed(missing):
         path.mkdir(mode=mode, exist_ok=True)
         sync_directory(path.parent)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.durable import write_whole
+from loraplex.adapters.durable import make_directories, write_whole
 from support.synced import record_synced
 
 
@@ -35,3 +35,24 @@ def test_a_write_that_fails_leaves_the_former_file(
     with pytest.raises(OSError, match="No space"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"former"
+
+
+def test_a_directory_of_another_process_has_its_name_synced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "others").mkdir()
+    synced = record_synced(monkeypatch)
+    make_directories(tmp_path / "others" / "own" / "leaf", mode=0o700)
+    assert synced == [tmp_path, tmp_path / "others", tmp_path / "others" / "own"]
+    del synced[:]
+    make_directories(tmp_path / "others" / "own", mode=0o700)
+    assert synced == [tmp_path / "others"]
+
+
+def test_a_directory_below_one_that_only_others_write_to_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = record_synced(monkeypatch)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path.parent)
+    make_directories(tmp_path / "own", mode=0o700)
+    assert synced == [tmp_path]
