@@ -11,6 +11,14 @@ def sync_directory(directory: Path) -> None:
     _sync(directory)
 
 
+def sync_tree(directory: Path) -> None:
+    """Write the directory and all that is below it to the disk, but not what its links lead to."""
+    for path in directory.rglob("*"):
+        if not path.is_symlink():
+            _sync(path)
+    _sync(directory)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write the file, in place of a former one. A crash leaves the former content or the new one.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.durable import make_directories, write_whole
+from loraplex.adapters.durable import make_directories, sync_tree, write_whole
 from support.synced import record_synced
 
 
@@ -35,6 +35,20 @@ def test_a_write_that_fails_leaves_the_former_file(
     with pytest.raises(OSError, match="No space"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"former"
+
+
+def test_a_tree_is_synced_without_what_its_links_lead_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").touch()
+    tree = tmp_path / "tree"
+    (tree / "below").mkdir(parents=True)
+    (tree / "below" / "file").touch()
+    (tree / "link").symlink_to(tmp_path / "elsewhere")
+    synced = record_synced(monkeypatch)
+    sync_tree(tree)
+    assert set(synced) == {tree, tree / "below", tree / "below" / "file"}
+    assert synced[-1] == tree
 
 
 def test_a_directory_of_another_process_has_its_name_synced_too(
