@@ -152,7 +152,11 @@ class TokenJournal:
         return Counts(prompt, cached, generated)
 
     def close_request(self, slots: Sequence[int], outcome: bytes) -> None:
-        """Decide what the request is charged: from now on the counts are ignored."""
+        """Decide what the request is charged: from now on the counts are ignored.
+
+        It is decided once: a process killed while it rewrites an outcome would leave a mixture.
+        """
+        assert self._get(slots[0], _STATE) == _OPEN, "the outcome is not decided yet"
         if len(outcome) > MAX_OUTCOME_BYTES:
             raise ValueError("the outcome is too long for a slot")
         self._put_bytes(slots[0], _OUTCOME, _OUTCOME_LENGTH, outcome)

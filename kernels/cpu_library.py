@@ -15,6 +15,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -80,34 +81,55 @@ def cpu_library() -> CpuLibrary:
     if compiler is None:
         return CpuLibrary(None, "no C++ compiler")
     try:
-        path = _compiled(compiler)
-        functions = ctypes.CDLL(str(path))
+        functions = _loaded(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         return CpuLibrary(None, f"{compiler}: {_reason(error)}")
     functions.use_parallel_region(_parallel_region())
     return CpuLibrary(functions, f"compiled by {compiler}")
 
 
-def _compiled(compiler: str) -> Path:
-    folder = _cache_folder()
-    path = folder / f"cpu-{_digest(compiler)}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            output = Path(made, path.name)
-            command = [compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(output)]
-            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
-            output.replace(path)  # whole, whoever else compiles it at this moment
-    return path
+def _loaded(compiler: str) -> ctypes.CDLL:
+    path = _cache_folder() / f"cpu-{_digest(compiler)}.so"
+    if path.exists():
+        with suppress(OSError):  # damaged: the new one replaces it
+            return ctypes.CDLL(str(path))
+    _compile(compiler, path)
+    return ctypes.CDLL(str(path))
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Compile the library and put it in its place, durably."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as made:
+        output = Path(made, path.name)
+        command = [compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(output)]
+        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
+        _sync(output)  # a library whose pages were lost would crash each process that loads it
+        output.replace(path)  # whole, whoever else compiles it at this moment
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Write the file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _cache_folder() -> Path:
-    """Raises OSError unless the folder is the user's alone: the library runs in this process."""
+    """The folder of the library, which runs in this process.
+
+    Raises OSError unless the folder is the user's alone and code in it can be run.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(root, "loraplex")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.stat()
     if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{folder} can be written by others")
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+        raise PermissionError(f"{folder} is mounted noexec")  # else each start would compile
     return folder
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from ..adapters.durable import sync_directory
 from .errors import InsecureSecretFile
 
 SECRET_BYTES = 32
@@ -88,6 +89,7 @@ def _create(path: Path) -> None:
         _link_unless_exists(temporary, path)
     finally:
         os.unlink(temporary)
+    sync_directory(path.parent)  # if the name were lost, another secret would be made
 
 
 def _link_unless_exists(source: str, path: Path) -> None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ...adapters.disk_room import DiskRoom, full_disk_told
+from ...adapters.durable import make_directories, sync_directory
 from ...adapters.wiping import file_digest
 from ..control_plane.tenant_threads import AsyncTenantThreads
 
@@ -21,7 +22,7 @@ class Staging:
 
     def __init__(self, directory: Path, room: DiskRoom | None = None) -> None:
         """`room`: of the folder's disk; by default with the default reserve."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directories(directory, mode=0o700)
         self._directory = directory
         self.room = DiskRoom(directory) if room is None else room
         self._threads = AsyncTenantThreads("uploads", NUM_WRITERS)
@@ -69,7 +70,7 @@ class Staging:
             async for chunk in chunks:
                 await self._write(tenant_id, file, chunk)
         finally:
-            await self._threads.run(tenant_id, _finish, file)
+            await self._threads.run(tenant_id, _finish, file, path.parent)
 
     async def _write(self, tenant_id: str, file: int, chunk: bytes) -> None:
         self.room.check(len(chunk))
@@ -127,8 +128,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _finish(descriptor: int) -> None:
+def _finish(descriptor: int, directory: Path) -> None:
+    """Make the file and its name durable. Another process may have created it and been killed."""
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    sync_directory(directory)

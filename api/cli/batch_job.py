@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import uuid
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from ...adapters.durable import write_whole
 from .client import ApiClient
 from .exit_codes import CommandFailed, ExitCode
 
@@ -94,6 +94,4 @@ class BatchJob:
             ) from exc
 
     def _save(self) -> None:
-        unfinished = self._state.with_name(f"{self._state.name}.part")
-        unfinished.write_bytes(msgspec.json.encode(self._asked))
-        os.replace(unfinished, self._state)
+        write_whole(self._state, msgspec.json.encode(self._asked))

@@ -242,8 +242,12 @@ class Metering:
         )
 
     async def _charge(self, account: Account, charge: Charge) -> None:
-        """Write the charge down where it lasts: in the database, else in the journal."""
+        """Decide the charge, and write it down where it lasts."""
         self._journal.close_request(account.slots, msgspec.msgpack.encode(charge))
+        await self._write_down(account, charge)
+
+    async def _write_down(self, account: Account, charge: Charge) -> None:
+        """Write a decided charge to the database, else to the journal's disk until a retry."""
         try:
             await self._commit(account, charge)
         except DatabaseUnavailable:
@@ -317,10 +321,11 @@ class Metering:
             if account.owner.is_held:  # its line is answered again, or was charged
                 self._free(account)
                 return
-            charge = self._counted(entry.slots)
-            if entry.outcome is not None:
+            if entry.outcome is None:
+                await self._charge(account, self._counted(entry.slots))
+            else:
                 charge = msgspec.msgpack.decode(entry.outcome, type=Charge)
-            await self._charge(account, charge)
+                await self._write_down(account, charge)
         except Exception:
             # A row that cannot be written must not prevent the server from starting.
             log.exception("usage_not_recovered", slots=entry.slots)

@@ -16,6 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast, __version__
 
+from ...adapters.durable import sync_directory, sync_tree
 from ..errors import TokenizerUnusable, UnsupportedModel
 from .config import config_of, read_config
 from .header import GGUF_FILE, NO_PACKAGE, GgufHeader, read_header
@@ -70,11 +71,13 @@ def served_folder(path: Path) -> Path:
             unpacked = Path(made, "folder")
             unpack_config(path, unpacked)
             (unpacked / GGUF_FILE).symlink_to(path)
+            sync_tree(unpacked)  # the folder is not looked at again once it has its name
             try:
                 unpacked.rename(folder)
             except OSError:
                 if not folder.exists():  # else another process was faster
                     raise
+            sync_directory(root)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from ...adapters.durable import sync_directory
+from ...adapters.durable import sync_directory, sync_tree
 from .base import TunableBase
 from .errors import InvalidRecipe
 from .messages import Recipe
@@ -48,7 +47,7 @@ def trained_parameters(model: Any) -> dict[str, Tensor]:
 
 
 def save_adapter(model: Any, folder: Path, *, base_name: str) -> None:
-    """Write the adapter's two files into the folder, the weights first.
+    """Write the adapter's two files into the folder, the weights first. They are on the disk then.
 
     base_name: what the adapter says about its base: a name, no path of this machine.
     """
@@ -67,15 +66,13 @@ def save_adapter(model: Any, folder: Path, *, base_name: str) -> None:
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         (path / name).replace(folder / name)
     path.rmdir()
+    sync_directory(folder)
 
 
 def _publish(unfinished: Path, path: Path) -> None:
     """Bring a folder and its files to the disk, and give it its name. Replaces one of the same
     name."""
-    for file in unfinished.iterdir():
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-    sync_directory(unfinished)
+    sync_tree(unfinished)
     shutil.rmtree(path, ignore_errors=True)
     unfinished.rename(path)
     sync_directory(path.parent)

@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from ...adapters.durable import write_whole
 from ..errors import InvalidValue
 from ..sessions import PlatformSession
 from . import repository
@@ -49,10 +50,8 @@ class Checkpoint:
         return verified
 
     def save(self) -> None:
-        """Put the present ends in the place of the former ones."""
-        unfinished = self._path.with_name(f"{self._path.name}.new")
-        unfinished.write_text(json.dumps(self._ends, indent=2, sort_keys=True) + "\n")
-        unfinished.replace(self._path)
+        """Put the present ends in the place of the former ones, durably. Raises OSError."""
+        write_whole(self._path, (json.dumps(self._ends, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _hash_of(session: PlatformSession, chain: str, number: int) -> str | None:

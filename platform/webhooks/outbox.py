@@ -101,7 +101,8 @@ def announce(
         try:
             add_delivery(session, endpoint, event)
         except QuotaExceeded:
-            endpoint.num_dropped += 1
+            # Counted by the database: others announce to the endpoint at the same time.
+            endpoint.num_dropped = WebhookEndpoint.num_dropped + 1
     session.flush()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from sqlalchemy import select
 from structlog.testing import capture_logs
@@ -19,7 +20,7 @@ from loraplex.adapters.manager import Tier
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.inference import metering
 from loraplex.api.inference.generation import Outcome, TokenCounts
-from loraplex.api.inference.ledger_writer import LedgerWriter
+from loraplex.api.inference.ledger_writer import Charge, LedgerWriter
 from loraplex.api.inference.metering import Account, Metering
 from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.telemetry.metrics import Metrics
@@ -30,6 +31,7 @@ from loraplex.engine.token_journal import TokenJournal
 from loraplex.platform.adapters.composition import Composition, ResolvedMember
 from loraplex.platform.adapters.registry import AdapterRef
 from loraplex.platform.adapters.states import VersionState
+from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable
 from loraplex.platform.keys.principal import Actor, ActorKind, Principal, Scope
@@ -221,6 +223,33 @@ def test_while_the_database_is_away_outcomes_wait_on_the_disk(
 
     run(outage())
     run(back())
+
+
+def test_an_outcome_of_an_earlier_release_stays_as_it_is_until_its_row_is_written(
+    home: Path, principal: Principal
+) -> None:
+    ended = Charge(10, 4, 7, None, None, "stop", utc_now())
+    before_used_was_added = msgspec.json.decode(msgspec.json.encode(ended))[:-1]
+
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal)
+        life.journal.close_request(account.slots, msgspec.msgpack.encode(before_used_was_added))
+        life.die()
+        written = (home / "journal").read_bytes()
+        life = Life(home)
+        life.control_plane.watch.is_away = True
+        with patch.object(metering, "RETRY_SECONDS", 0.01):
+            await life.metering.recover()
+            assert life.metering.num_unsettled == 1
+            assert (home / "journal").read_bytes() == written
+            life.control_plane.watch.is_away = False
+            await until(lambda: life.journal.num_free == NUM_SLOTS)
+        assert rows(life) == [("req-1", 10, 4, 7, "stop")]
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
 
 
 def test_a_commit_whose_answer_is_lost_is_not_repeated(home: Path, principal: Principal) -> None:

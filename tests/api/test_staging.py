@@ -17,6 +17,7 @@ from loraplex.adapters.errors import StorageFull
 from loraplex.api.adapters import staging as staging_module
 from loraplex.api.adapters.staging import Staging
 from loraplex.platform.base import utc_now
+from support.synced import record_synced
 
 
 @pytest.fixture
@@ -45,6 +46,16 @@ def test_parts_are_put_together(staging: Staging) -> None:
     assert staging.weights_path("one").read_bytes() == expected
     assert staging.num_bytes("one") == 30
     assert staging.sha256("one") == hashlib.sha256(expected).hexdigest()
+
+
+def test_an_appended_file_keeps_its_name_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = record_synced(monkeypatch)
+    staging = Staging(tmp_path / "uploads")
+    append(staging, 0, three_chunks)
+    path = staging.weights_path("one")
+    assert synced[-3:] == [tmp_path, path, path.parent]
 
 
 def test_what_came_before_a_break_is_kept(staging: Staging) -> None:

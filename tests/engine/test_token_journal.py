@@ -164,6 +164,17 @@ def test_an_outcome_that_does_not_fit_is_refused(path: Path) -> None:
         journal.close_request(slots, bytes(MAX_OUTCOME_BYTES + 1))
 
 
+def test_an_outcome_is_decided_once(path: Path) -> None:
+    journal = TokenJournal(path, num_slots=1)
+    slots = journal.open(b"owner", [True])
+    journal.close_request(slots, b"outcome")
+    with pytest.raises(AssertionError, match="not decided yet"):
+        journal.close_request(slots, b"other")
+    journal.close()
+    (entry,) = TokenJournal(path, num_slots=1).take_left()
+    assert entry.outcome == b"outcome"
+
+
 def test_whole_pages_up_to_the_end_of_the_head_go_to_the_disk(path: Path) -> None:
     num_slots = 2 * mmap.PAGESIZE // SLOT_BYTES
     journal = TokenJournal(path, num_slots=num_slots)
@@ -339,7 +350,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(owner=requests, outcome=st.binary(min_size=1, max_size=MAX_OUTCOME_BYTES))
     def close_request(self, owner: bytes, outcome: bytes) -> None:
-        if owner in self.model:
+        if owner in self.model and self.model[owner][2] is None:
             slots, counts, _ = self.model[owner]
             self.journal.close_request(slots, outcome)
             self.model[owner] = (slots, counts, outcome)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from loraplex.kernels import cpu_library
 from loraplex.kernels.cpu_library import FLAGS, SOURCES, CpuLibrary
 from support.cpu_kernels import multiplies_bfloat16, needs_cpu_library
+from support.synced import record_synced
 
 compile_again = cpu_library.cpu_library.__wrapped__
 """Without what this process remembers."""
@@ -21,6 +24,36 @@ compile_again = cpu_library.cpu_library.__wrapped__
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "loraplex"
+
+
+@pytest.fixture
+def kept(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a library of one empty function, which is compiled at once."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    function = 'extern "C" void use_parallel_region(void*) {}\n'
+    (sources / "kernels.cpp").write_text(function)
+    monkeypatch.setattr(cpu_library, "SOURCES", sources)
+    monkeypatch.setattr(cpu_library, "_digest", lambda _compiler: "digest")
+    cache.mkdir(mode=0o700)
+    return cache / "cpu-digest.so"
+
+
+@needs_cpu_library
+def test_is_on_the_disk_before_it_has_its_name(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = record_synced(monkeypatch)
+    assert compile_again().functions is not None
+    written, folder = synced
+    assert written.name == kept.name
+    assert written.parent.parent == folder == kept.parent
+
+
+@needs_cpu_library
+@pytest.mark.parametrize("content", [b"", bytes(8192)])
+def test_a_damaged_file_is_compiled_again(kept: Path, content: bytes) -> None:
+    kept.write_bytes(content)
+    assert compile_again().functions is not None
+    assert kept.read_bytes() != content
 
 
 def test_a_compiler_compiles_it() -> None:
@@ -71,6 +104,18 @@ def test_a_folder_that_others_may_write_to_is_not_used(cache: Path) -> None:
     found = compile_again()
     assert found.functions is None
     assert "can be written by others" in found.detail
+
+
+@needs_cpu_library
+def test_nothing_is_compiled_where_code_cannot_be_run(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = SimpleNamespace(f_flag=os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda _path: mounted)
+    found = compile_again()
+    assert found.functions is None
+    assert found.detail.endswith(f"{kept.parent} is mounted noexec")
+    assert list(kept.parent.iterdir()) == []
 
 
 @needs_cpu_library

@@ -27,6 +27,7 @@ from loraplex.platform.tenants.models import Tenant
 from support.catalog import make_tenant
 from support.databases import empty_all_tables
 from support.scale import part_of
+from support.synced import record_synced
 
 SECRET, SUCCESSOR = b"s" * 32, b"t" * 32
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
@@ -245,6 +246,14 @@ def look(database: Database, log: AuditLog, tenant: Tenant, path: Path) -> Verif
         verified = checkpoint.check(session, log.verify(session, tenant.id))
     checkpoint.save()
     return verified
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = record_synced(monkeypatch)
+    Checkpoint(tmp_path / "ends.json").save()
+    assert synced == [tmp_path / "ends.json.new", tmp_path]
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from loraplex.platform.errors import InsecureSecretFile
 from loraplex.platform.secrets import derive_key, load_or_create_secret, parse_secret
+from support.synced import record_synced
 
 
 def test_derives_keys_as_rfc_5869_says() -> None:
@@ -34,6 +35,16 @@ def test_makes_a_secret_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert load_or_create_secret(path) == secret
     assert [file.name for file in path.parent.iterdir()] == ["secret"]
+
+
+def test_a_made_secret_keeps_its_name_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = record_synced(monkeypatch)
+    load_or_create_secret(tmp_path / "secret")
+    content, *names = synced
+    assert content.parent == tmp_path
+    assert names == [tmp_path]
 
 
 def test_makers_at_the_same_time_get_the_same_secret(tmp_path: Path) -> None:

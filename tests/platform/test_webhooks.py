@@ -307,6 +307,20 @@ def test_pending_events_are_bounded_and_dropped_ones_counted(
             service.send_test(session, webhook_id)
 
 
+def test_an_event_that_is_dropped_counts_beside_those_that_others_drop_meanwhile(
+    database: Database, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "MAX_PENDING", 0)
+    webhook_id = webhook_of(database, acme)
+    with database.platform_transaction() as session:
+        read_before = session.get_one(WebhookEndpoint, webhook_id)
+        others = update(WebhookEndpoint).values(num_dropped=5)
+        session.execute(others, execution_options={"synchronize_session": False})
+        announce(session, acme.id, EventType.BUDGET_ALERT, {})
+        session.refresh(read_before)
+        assert read_before.num_dropped == 6
+
+
 def test_a_tenant_has_a_bounded_number_of_webhooks(
     database: Database, acme: Tenant, bolt: Tenant
 ) -> None:

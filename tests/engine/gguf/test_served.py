@@ -15,6 +15,7 @@ from loraplex.engine.model.whole_base import load_base_model
 from support.features import dense_logits
 from support.paged import paged_logits
 from support.quantized import logit_bound
+from support.synced import record_synced
 
 pytest.importorskip("gguf")
 
@@ -67,6 +68,21 @@ def test_the_folder_is_made_once_for_each_version_of_the_file(tmp_path: Path) ->
     assert (first / "config.json").stat().st_mtime_ns == made
     write_model(path, config, "llama", kind_of=KINDS["q4_k_m"])
     assert locate_base(str(path)) != first
+
+
+def test_the_folders_files_are_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, config = tmp_path / "tiny.gguf", LlamaConfig(**SIZES, tie_word_embeddings=False)
+    write_model(path, config, "llama", kind_of=KINDS["q8_0"])
+    synced = record_synced(monkeypatch)
+    folder = locate_base(str(path))
+    *unpacked, root = synced
+    assert root == cache / "loraplex" / "gguf"
+    made = unpacked[-1]
+    assert made.parent.parent == root, "under its name while it is made"
+    files = {path.name for path in folder.iterdir() if not path.is_symlink()}
+    assert {made / name for name in files} == set(unpacked[:-1])
 
 
 def test_a_damaged_file_leaves_no_folder(tmp_path: Path, cache: Path) -> None:
