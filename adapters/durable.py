@@ -31,17 +31,6 @@ def write_whole(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file durably. After a crash it has its old content or the new one."""
-    unfinished = path.with_suffix(".new")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    sync_directory(path.parent)
-
-
 def make_directories(directory: Path, *, mode: int) -> None:
     """Create a directory and its missing parents, and make their names durable."""
     missing = []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy import select
 
-from ...adapters.durable import replace_file
+from ...adapters.durable import write_whole
 from ...adapters.identity import AdapterKey
 from ...engine.config import EngineConfig
 from ...engine.kv.key_files import keep_keys_of, remove_folders
@@ -77,7 +77,7 @@ def _remove_earlier(data_dir: Path, used: Path | None) -> None:
         if used in (None, own):
             note.unlink(missing_ok=True)
         else:
-            replace_file(note, os.fsencode(used))
+            write_whole(note, os.fsencode(used))
     except OSError as exc:
         raise InvalidValue(
             f"The prefixes on disk of an earlier start cannot be removed: {exc}",

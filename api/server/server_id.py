@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from ...adapters.durable import replace_file
+from ...adapters.durable import write_whole
 from ...platform.base import new_id
 
 FILE = "server_id"
@@ -22,5 +22,5 @@ def load_or_create_server_id(data_dir: Path) -> str:
         return str(uuid.UUID(path.read_text().strip()))
     except (FileNotFoundError, ValueError):
         server_id = new_id()
-        replace_file(path, f"{server_id}\n".encode())
+        write_whole(path, f"{server_id}\n".encode())
         return server_id
