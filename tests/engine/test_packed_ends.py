@@ -191,6 +191,7 @@ def test_answers_do_not_depend_on_how_they_are_served(
         how = {"embedding_quantization": Quantization.INT4, **config}
         engine = LocalEngine(path, tmp_path, **how)
         keys = [None, *map(engine.add_adapter, adapters)]
+        engine.load_adapters()
         requests = [([*PROMPT, number % 7], keys[number % 3]) for number in range(9)]
         drafts = SpeculationParams(num_tokens=4)
         ids = [

@@ -224,6 +224,13 @@ class LocalEngine:
         self.run()
         return self.answers[request_id].token_ids
 
+    def load_adapters(self) -> None:
+        """All that were added, so that no request waits for its own: how many requests share a step
+        would depend on the loader threads' speed."""
+        for adapter in self.paths:
+            self.submit([0], adapter, max_tokens=1)
+        self.run()
+
     def tokens(self, request_ids: Iterable[str]) -> list[list[int]]:
         return [self.answers[request_id].token_ids for request_id in request_ids]
 
