@@ -107,7 +107,7 @@ MISTAKES: Mapping[str, Mistake] = {
         _serve(base="./nope"), "Error: ./nope is neither a local directory", ExitCode.USAGE
     ),
     "an empty folder as the base": Mistake(
-        _serve(base="empty"), "Error: empty has no config.json", ExitCode.USAGE
+        _serve(base="empty"), "empty has no config.json", ExitCode.USAGE
     ),
     "an adapter as the base": Mistake(
         _serve(base="sql adapter"),
