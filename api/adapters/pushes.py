@@ -275,7 +275,7 @@ class Pushes:
         """The validation of this upload, started if none runs."""
         task = self._validations.get(upload.id)
         if task is None:
-            # It goes on for other requests than the one that began it.
+            # Later commits join the validation, so the first one's idempotency key cannot stop it.
             task = asyncio.create_task(self._validate(upload, replace(origin, guard=None)))
             self._validations[upload.id] = task
             task.add_done_callback(lambda done: self._validation_ended(upload, done))

@@ -163,8 +163,10 @@ def replace_decoder_layers(
     layers = found[1]
     cache = _trial_cache(model, shapes)
     replacements: list[list[OneCallLayer | None]] = []
-    has_thresholds = bool(find_thresholds(config, max_model_len=max_model_len))
-    for first in (0, max(0, max_model_len - _NUM_TRIAL_PLACES)) if has_thresholds else (0,):
+    starts = [0]
+    if find_thresholds(config, max_model_len=max_model_len):
+        starts.append(max(0, max_model_len - _NUM_TRIAL_PLACES))
+    for first in starts:
         step, seen = _run_trial(model, cache, layers, config.vocab_size, first)
         replacements.append(
             [
