@@ -133,13 +133,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         target = Path(options.json)
         target.write_text(json.dumps(report) + "\n")
         for name, log in logs.items():
-            target.with_suffix(f".{name}.log").write_text(_without_folders(log))
+            target.with_suffix(f".{name}.log").write_text(_without_folders(log, options.models))
     return 0
 
 
-def _without_folders(log: str) -> str:
+def _without_folders(log: str, models: Path) -> str:
     """The log without the folders of this machine: it is committed."""
-    for folder in (Path.cwd(), Path(sys.base_prefix), Path(gettempdir())):
+    for folder in (models.absolute(), Path.cwd(), Path(sys.base_prefix), Path(gettempdir())):
         log = log.replace(f"{folder}/", "")
     return log
 
