@@ -199,7 +199,7 @@ _WITHIN_LAYERS = {
 
 def _calls(core: EngineCore) -> Iterator[tuple[Any, str, Work]]:
     """Where each work is done: an object or class, and the name of its function."""
-    linears = {type(fused.linear) for fused in core.parts.base.projections}
+    linears = {type(linear) for linear in core.parts.base.linears}
     yield from ((linear, "forward", Work.PRODUCTS) for linear in {nn.Linear, *linears})
     yield experts, "grouped_linear", Work.PRODUCTS
     yield experts, "add_experts", Work.LORA
