@@ -25,7 +25,8 @@ from torch import Tensor
 
 from loraplex.api.bench.models import BaseShape
 from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear
-from loraplex.kernels.int8_linear import Int8Linear
+from loraplex.kernels.int8_linear import OneDnnInt8Linear
+from loraplex.kernels.int8_linear_cpu import Int8PanelLinear, serves_int8_panels
 from loraplex.kernels.linear import Linear, PackedLinear
 from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.quantize import WeightFormat, quantize
@@ -36,22 +37,30 @@ def _quantized(weight: Tensor, *, weight_format: WeightFormat) -> Linear:
     return QuantizedPanelLinear(quantize(weight, weight_format))
 
 
+W8A8: dict[str, Callable[[Tensor], Linear]] = {
+    "W8A8": lambda weight: OneDnnInt8Linear(quantize(weight, WeightFormat.INT8))
+}
+"""Weights and activations in int8, by oneDNN and, where it serves them, by the CPU library."""
+if serves_int8_panels():
+    W8A8["W8A8-library"] = lambda weight: Int8PanelLinear(quantize(weight, WeightFormat.INT8))
+
+
 MODELS = {"120m": BaseShape(), **SHAPES}
 HEADS = {"head-32k": (32_000, 2_048), "head-128k": (128_256, 2_048)}
 FORMS: dict[str, Callable[[Tensor], Linear]] = {
     "oneDNN": PackedLinear,
     "fp32": lambda weight: PanelLinear(weight + 2.0**-20),
     "bf16": PanelLinear,
-    "W8A8": lambda weight: Int8Linear(quantize(weight, WeightFormat.INT8)),
+    **W8A8,
     **{each: partial(_quantized, weight_format=each) for each in WeightFormat},
 }
-"""oneDNN in fp32; the CPU library in fp32, with weights in fp32, in bf16 and quantized; oneDNN with
-weights and activations in int8."""
+"""oneDNN in fp32; the CPU library in fp32, with weights in fp32, in bf16 and quantized; W8A8."""
 BFLOAT16_FORMS: dict[str, Callable[[Tensor], Linear]] = {
     "oneDNN": PackedLinear,
     "library": BFloat16PanelLinear,
+    **W8A8,
 }
-"""Both in bf16."""
+"""In bf16, by oneDNN and by the CPU library; W8A8."""
 DTYPES = {"float32": (torch.float32, FORMS), "bfloat16": (torch.bfloat16, BFLOAT16_FORMS)}
 
 

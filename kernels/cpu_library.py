@@ -36,6 +36,7 @@ _SIGNATURES = {
     "gated_activation": (_P, _P, _P, _N, _N, _N, _N, _N, _N),
     "linear": (_P, _P, _P, _P, _N, _N, _N, _N),
     "linear_half": (_P, _P, _P, _P, _N, _N, _N, _N),
+    "int8_linear": (_P, _P, _P, _P, _P, _P, _N, _N, _N, _N),
     "quantized_linear": (*(_P, _P, _P, _N, _P, _N, _P, _P, _P), *(_N,) * 5),
     "attend": (_P, _P, _P, _P, _P, _P),
     "attend_prompts": (_P, _P, _P, _P, _P, _P),

@@ -1,4 +1,7 @@
-"""int8 linear layers on the CPU (W8A8): oneDNN multiplies quantized weights and activations."""
+"""int8 linear layers on the CPU (W8A8): weights and activations are quantized.
+
+oneDNN multiplies them here; `int8_linear_cpu` has the form that the library multiplies.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,30 @@ class Int8Linear(Linear):
     Inf or NaN. CPU only.
     """
 
+    def forward(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
+        """`largest`: as of `quantize_rows`, where x is a part of longer rows."""
+        result = self._multiply(x.reshape(-1, self.in_features), largest)
+        if self.bias is not None:
+            result += self.bias
+        return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def products(self, x: Tensor) -> Tensor:
+        result = torch.zeros(x.shape[0], self.out_features, dtype=torch.float32)
+        rest = x.float()
+        for _ in range(NUM_EXACT_PASSES):
+            quantized, scale = quantize_rows(rest)
+            result += self._multiply(rest, None)
+            rest = rest - quantized * scale
+        return result
+
+    def _multiply(self, x: Tensor, largest: Tensor | None) -> Tensor:
+        """The products of `x [n, in]`, without the bias: fp32 `[n, out]`."""
+        raise NotImplementedError
+
+
+class OneDnnInt8Linear(Int8Linear):
+    """The weight as oneDNN multiplies it."""
+
     weight: Tensor
     weight_scale: Tensor
     zero_points: Tensor
@@ -47,29 +74,14 @@ class Int8Linear(Linear):
             weight.codes.numel() + self.weight_scale.nbytes + self.zero_points.nbytes
         )
 
-    def forward(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
-        """`largest`: as of `quantize_rows`, where x is a part of longer rows."""
-        result = self._multiply(*quantize_rows(x.reshape(-1, self.in_features), largest))
-        if self.bias is not None:
-            result += self.bias
-        return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
-
-    def products(self, x: Tensor) -> Tensor:
-        result = torch.zeros(x.shape[0], self.out_features, dtype=torch.float32)
-        rest = x.float()
-        for _ in range(NUM_EXACT_PASSES):
-            quantized, scale = quantize_rows(rest)
-            result += self._multiply(quantized, scale)
-            rest = rest - quantized * scale
-        return result
-
-    def _multiply(self, quantized: Tensor, scale: Tensor) -> Tensor:
+    def _multiply(self, x: Tensor, largest: Tensor | None) -> Tensor:
+        quantized, scale = quantize_rows(x, largest)
         factors = (self.weight, self.weight_scale, self.zero_points)
         return _multiply_int8(self._arithmetic, quantized, *factors).mul_(scale)
 
 
 def serves_int8(weight: QuantizedWeight) -> bool:
-    """Whether `Int8Linear` serves this weight on the CPU: int8 with a scale per output alone."""
+    """Whether an `Int8Linear` serves this weight on the CPU: int8 with a scale per output alone."""
     return (
         weight.code_type is CodeType.INT8
         and weight.group >= weight.shape[1]
@@ -94,7 +106,7 @@ class Int8Arithmetic(Enum):
 
 
 def has_fast_int8() -> bool:
-    """Whether the processor multiplies bytes faster than floats."""
+    """Whether oneDNN multiplies bytes faster than floats on this processor."""
     return int8_arithmetic() in (Int8Arithmetic.RAISED, Int8Arithmetic.WHOLE)
 
 

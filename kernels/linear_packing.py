@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .bfloat16_linear_cpu import BFloat16PanelLinear, serves_bfloat16
-from .int8_linear import Int8Linear, has_fast_int8, serves_int8
+from .int8_linear import OneDnnInt8Linear, has_fast_int8, serves_int8
+from .int8_linear_cpu import Int8PanelLinear, serves_int8_panels
 from .linear import DenseLinear, Linear, PackedLinear, QuantizedLinear
 from .linear_cpu import PanelLinear, serves_linear
 from .quantized_linear import DequantizedLinear
@@ -25,7 +26,8 @@ class LinearKind(StrEnum):
     PACKED = "PackedLinear"
     PANEL = "PanelLinear"
     BFLOAT16_PANEL = "BFloat16PanelLinear"
-    INT8 = "Int8Linear"
+    ONEDNN_INT8 = "OneDnnInt8Linear"
+    INT8_PANEL = "Int8PanelLinear"
     QUANTIZED_PANEL = "QuantizedPanelLinear"
     DEQUANTIZED = "DequantizedLinear"
     WNA16 = "WNA16Linear"
@@ -34,6 +36,11 @@ class LinearKind(StrEnum):
     def is_packed_by_rows(self) -> bool:
         """Whether a weight that is not quantized is read in slices of a few rows."""
         return self in (LinearKind.PANEL, LinearKind.BFLOAT16_PANEL)
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether it is an `Int8Linear`."""
+        return self in (LinearKind.ONEDNN_INT8, LinearKind.INT8_PANEL)
 
 
 _EXACT_FORMS = {
@@ -80,14 +87,15 @@ def choose_linear(
     chosen = choose_readable(weight, device_type=device_type)
     if device_type == "cpu" and serves_int8(weight):
         are_bytes = prefers_bytes() if multiplies_bytes is None else multiplies_bytes
-        return LinearKind.INT8 if are_bytes else chosen
+        if are_bytes:
+            return LinearKind.INT8_PANEL if serves_int8_panels() else LinearKind.ONEDNN_INT8
     return chosen
 
 
 def prefers_bytes() -> bool:
     """Whether bytes are the fastest way to multiply int8 weights with a scale per output on the
-    CPU. The speed is measured, so processes may differ."""
-    return has_fast_int8() or not serves_codes(CodeType.INT8)
+    CPU. oneDNN's speed is measured, so processes may differ."""
+    return serves_int8_panels() or has_fast_int8() or not serves_codes(CodeType.INT8)
 
 
 def choose_readable(weight: QuantizedWeight, *, device_type: str) -> LinearKind:
@@ -148,8 +156,10 @@ def _pack_quantized(
     match choose_linear(
         weight, dtype=dtype, device_type=device_type, multiplies_bytes=multiplies_bytes
     ):
-        case LinearKind.INT8:
-            return Int8Linear(weight, bias)
+        case LinearKind.ONEDNN_INT8:
+            return OneDnnInt8Linear(weight, bias)
+        case LinearKind.INT8_PANEL:
+            return Int8PanelLinear(weight, bias)
         case LinearKind.QUANTIZED_PANEL | LinearKind.DEQUANTIZED:
             return pack_readable(weight, bias)
         case _:

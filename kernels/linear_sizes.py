@@ -12,7 +12,7 @@ from .wna16_weight import pack_codes
 _PANEL = 16
 """PANEL of `cpu/linear.h`."""
 _INT8_BYTES_PER_OUTPUT = 4 + 8
-"""`Int8Linear` has an fp32 scale and an int64 zero point for each output."""
+"""`OneDnnInt8Linear` has an fp32 scale and an int64 zero point for each output."""
 
 
 def linear_bytes(
@@ -26,8 +26,11 @@ def linear_bytes(
     if isinstance(weight, Tensor):
         return _exact_bytes(weight, kind, dtype, device_type)
     match kind:
-        case LinearKind.INT8:
+        case LinearKind.ONEDNN_INT8:
             return weight.codes.numel() + len(weight.codes) * _INT8_BYTES_PER_OUTPUT
+        case LinearKind.INT8_PANEL:
+            out_features, in_features = weight.shape
+            return _in_panels(out_features) * (in_features + -in_features % 4 + 4)
         case LinearKind.QUANTIZED_PANEL:
             return _quantized_panel_bytes(weight)
         case LinearKind.DEQUANTIZED:

@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from .bfloat16_linear_cpu import BFloat16PanelLinear
+from .int8_linear_cpu import Int8PanelLinear
 from .linear import Linear
 from .linear_cpu import PanelLinear
 from .quantized_linear_cpu import SCALE_KINDS, QuantizedPanelLinear
@@ -14,7 +15,7 @@ from .quantized_weight import CodeType
 
 _FORMS = {torch.float32: 0, torch.bfloat16: 1}
 """`MatrixForm` of `cpu/matrix.h`, by a panel's dtype."""
-_INT8_FORM = 2
+_INT8_FORM, _RAISED_FORM = 2, 3
 
 
 class Matrix(ctypes.Structure):
@@ -28,7 +29,9 @@ class Matrix(ctypes.Structure):
 
 
 def is_matrix(linear: Linear, dtype: torch.dtype) -> bool:
-    """Whether the library multiplies inputs of this dtype by this layer."""
+    """Whether the library multiplies inputs of this dtype, fp32 or bf16, by this layer."""
+    if isinstance(linear, Int8PanelLinear):
+        return True
     if isinstance(linear, QuantizedPanelLinear):
         panels = linear.panels
         has_codes_alone = panels.zero is None and linear.order is None
@@ -48,5 +51,8 @@ def matrix_of(linear: Linear) -> Matrix:
             *(panels.codes.data_ptr(), panels.scale.data_ptr(), bias),
             *(_INT8_FORM, SCALE_KINDS[panels.scale.dtype], *sizes, panels.group),
         )
+    if isinstance(linear, Int8PanelLinear):
+        scale = linear.weight_scale.data_ptr()
+        return Matrix(linear.weight.data_ptr(), scale, bias, _RAISED_FORM, 0, *sizes, 0)
     assert isinstance(linear, PanelLinear | BFloat16PanelLinear)
     return Matrix(linear.weight.data_ptr(), None, bias, _FORMS[linear.weight.dtype], 0, *sizes, 0)

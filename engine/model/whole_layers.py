@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...kernels.int8_linear import quantize_rows
-from ...kernels.linear_packing import LinearKind, choose_linear
+from ...kernels.linear_packing import choose_linear
 from ...kernels.quantize import WeightFormat, quantize
 from ...kernels.quantized_linear import multiply_dequantized
 from ...kernels.quantized_weight import QuantizedWeight
@@ -92,7 +92,7 @@ class _WholeLayer(nn.Module):
             device_type=x.device.type,
             multiplies_bytes=self._multiplies_bytes,
         )
-        if kind is not LinearKind.INT8:
+        if not kind.multiplies_bytes:
             return x
         codes, scale = quantize_rows(x)
         return codes * scale

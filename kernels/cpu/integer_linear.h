@@ -71,35 +71,16 @@ inline float power_of_two(int32_t biased_exponent) {
     return power;
 }
 
-// The integer of a piece's largest element, and the sum of all.
-inline int32_t largest(Integers x) {
-    int32_t found = x[0];
-    for (long i = 1; i < WIDTH; i++) found = x[i] > found ? x[i] : found;
-    return found;
-}
-
-inline int32_t sum(Integers x) {
-    int32_t total = 0;
-    for (long i = 0; i < WIDTH; i++) total += x[i];
-    return total;
-}
-
 // A piece of one row as integers. Whole vectors are written: zeros follow the last integer, until
 // those of the next piece are written over them. An infinity or a NaN makes the scale a NaN.
 inline void round_piece(const float *x, long depth, int16_t *integers, float *scale, float *integer_sum) {
     typedef int16_t Narrow __attribute__((vector_size(WIDTH * sizeof(int16_t))));
-    Integers sizes = {}, sums = {};
-    each_vector(depth, [&](long k, auto some) {
-        const Integers size = (Integers)some.load(x + k) & INT32_MAX;
-        sizes = size > sizes ? size : sizes;
-    });
+    Integers sums = {};
     // As a float has them: the exponents of the largest input, and of the last bit, which stays normal.
-    const int32_t exponent = largest(sizes) >> 23, last = exponent > 15 ? exponent - 14 : 1;
+    const int32_t exponent = largest_bits(x, depth) >> 23, last = exponent > 15 ? exponent - 14 : 1;
     const Vector factor = filled(power_of_two(254 - last));
     each_vector(depth, [&](long k, auto some) {
-        // Adding 3 * 2^22 rounds to an integer, which the last bits of the float then hold.
-        const Vector rounded = smaller(some.load(x + k) * factor, filled(INT16_MAX)) + 0x1.8p23f;
-        const Integers whole = (Integers)rounded - 0x4b400000;
+        const Integers whole = rounded_integers(smaller(some.load(x + k) * factor, filled(INT16_MAX)));
         const Narrow narrow = __builtin_convertvector(whole, Narrow);
         memcpy(integers + k, &narrow, sizeof narrow);
         sums += whole;

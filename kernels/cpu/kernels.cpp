@@ -6,6 +6,7 @@
 #include "decoder_layer.h"
 #include "draft_layer.h"
 #include "gated_activation.h"
+#include "int8_linear.h"
 #include "linear.h"
 #include "lora.h"
 #include "matrix.h"

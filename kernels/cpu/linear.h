@@ -103,15 +103,41 @@ inline void store_sums(const float *sums, float *y, long columns) {
         memcpy(y, sums, columns * sizeof(float));
 }
 
+inline void store_sums(const float *sums, bf16 *y, long columns) {
+    bf16 row[PANEL];
+    for (long i = 0; i < PANEL; i += WIDTH) {
+#if defined(__AVX512BF16__)
+        const __m256bh rounded = _mm512_cvtneps_pbh(load(sums + i));
+        memcpy(row + i, &rounded, sizeof rounded);
+#else
+        store(row + i, load(sums + i));
+#endif
+    }
+    if (columns == PANEL)
+        memcpy(y, row, sizeof row);
+    else
+        memcpy(y, row, columns * sizeof(bf16));
+}
+
 // A row's results that lie in a line of the caches: threads that write to one line wait for each other.
 constexpr long LINE_BYTES = 64;
+
+// The adjacent panels that a thread takes at a time, at most: while it multiplies one, it reads the next into the caches.
+constexpr long MOST_PANELS = 8;
+
+// Few enough that the last threads wait for little, and whole lines of results.
+inline long panels_at_a_time(long num_panels, long num_threads, long line_panels) {
+    const long wanted = num_panels / (4 * num_threads) / line_panels * line_panels;
+    return wanted < line_panels ? line_panels : wanted < MOST_PANELS ? wanted : MOST_PANELS;
+}
 
 // y [num_rows, out] = x [num_rows, in] @ weight.T + bias [out]; the bias may be null.
 // multiply(row, panel, totals, num_rows) adds the products of the rows from `row` on and a panel, by its number.
 template <typename Y, typename Multiply>
 void each_panel(const float *bias, Y *y, long num_rows, long out_features, long num_threads, const Multiply &multiply) {
-    constexpr long RUN = LINE_BYTES / (PANEL * sizeof(Y));
-    const long num_panels = (out_features + PANEL - 1) / PANEL, num_runs = (num_panels + RUN - 1) / RUN;
+    const long num_panels = (out_features + PANEL - 1) / PANEL;
+    const long run = panels_at_a_time(num_panels, num_threads, LINE_BYTES / (PANEL * sizeof(Y)));
+    const long num_runs = (num_panels + run - 1) / run;
     const long num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     auto one = [&](long row, long panel) {
         const long rows = row + BLOCK_ROWS < num_rows ? BLOCK_ROWS : num_rows - row, column = panel * PANEL;
@@ -124,8 +150,8 @@ void each_panel(const float *bias, Y *y, long num_rows, long out_features, long 
         for (long i = 0; i < rows; i++) store_sums(totals + i * PANEL, y + (row + i) * out_features + column, columns);
     };
     share(num_blocks * num_runs, num_threads, [&](long index) {
-        const long row = index / num_runs * BLOCK_ROWS, first = index % num_runs * RUN;
-        for (long panel = first; panel < first + RUN && panel < num_panels; panel++) one(row, panel);
+        const long row = index / num_runs * BLOCK_ROWS, first = index % num_runs * run;
+        for (long panel = first; panel < first + run && panel < num_panels; panel++) one(row, panel);
     });
 }
 

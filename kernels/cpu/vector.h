@@ -127,6 +127,28 @@ inline float sum(Vector x) {
     return (total[0] + total[1]) + (total[2] + total[3]);
 }
 
+inline int32_t sum(Integers x) {
+    int32_t total = 0;
+    for (long i = 0; i < WIDTH; i++) total += x[i];
+    return total;
+}
+
+// The nearest integers, ties to even, of numbers whose size is below 2^22: adding 3 * 2^22 rounds, and the last bits of the
+// float then hold the integer.
+inline Integers rounded_integers(Vector x) { return (Integers)(x + 0x1.8p23f) - 0x4b400000; }
+
+// The bits of the largest absolute value. They are ordered as the values are, with infinities and NaNs above all.
+template <typename T> inline int32_t largest_bits(const T *x, long size) {
+    Integers sizes = {};
+    each_vector(size, [&](long i, auto some) {
+        const Integers bits = (Integers)some.load(x + i) & INT32_MAX;
+        sizes = bits > sizes ? bits : sizes;
+    });
+    int32_t largest = sizes[0];
+    for (long i = 1; i < WIDTH; i++) largest = sizes[i] > largest ? sizes[i] : largest;
+    return largest;
+}
+
 inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 

@@ -20,6 +20,7 @@ from loraplex.engine.model.layer_subset import EARLY_EXIT, LayerSubset
 from loraplex.engine.model.whole_base import load_base_model
 from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear
 from loraplex.kernels.decoder_layer_cpu import DecoderLayerOnCpu
+from loraplex.kernels.int8_linear_cpu import Int8PanelLinear
 from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
 from support.cpu_kernels import needs_cpu_library
@@ -33,7 +34,7 @@ pytestmark = needs_cpu_library
 BLOCK_SIZE = 16
 """The library's blocks are whole vectors; other tests have smaller ones, and layers' own code."""
 SEQUENCES = [list(range(1, 30)), list(range(40, 57)), [7, 8, 9]]
-IN_PANELS = {PanelLinear, BFloat16PanelLinear, QuantizedPanelLinear}
+IN_PANELS = {PanelLinear, BFloat16PanelLinear, Int8PanelLinear, QuantizedPanelLinear}
 """Other forms, for processors that multiply bf16 or bytes in another way, are PyTorch's calls."""
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -91,6 +92,7 @@ def are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
         ("llama", {}),
         ("llama", {"dtype": "bfloat16"}),
         ("llama", {"quantization": Quantization.INT8}),
+        ("llama", {"quantization": Quantization.INT8, "dtype": "bfloat16"}),
         ("qwen2", {"dtype": "bfloat16"}),
         ("qwen3", {"dtype": "bfloat16"}),
         ("gemma3-window", {}),

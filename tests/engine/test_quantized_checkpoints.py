@@ -273,7 +273,7 @@ def test_stacked_mxfp4_experts_give_the_logits_of_their_values(tmp_path: Path) -
 def test_an_int8_checkpoint_is_multiplied_as_bytes_where_the_processor_does_so_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraplex.kernels.linear_packing.has_fast_int8", lambda: True)
+    monkeypatch.setattr("loraplex.kernels.linear_packing.prefers_bytes", lambda: True)
     base, plain = load_both("ct-w8a8", "llama", tmp_path)
     assert has_int8(base)
     assert_same_logits(base, plain)

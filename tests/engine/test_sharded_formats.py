@@ -57,7 +57,7 @@ def test_ranks_that_measure_different_speeds_choose_one_form(
 
     first, second = run_sharded(engine, 2, forms)
     assert first == second
-    assert Int8Linear not in first
+    assert not any(issubclass(form, Int8Linear) for form in first)
 
 
 def test_products_of_bytes_are_served_in_bf16(
@@ -92,7 +92,7 @@ def test_a_part_of_one_group_is_multiplied_as_the_whole_layer_is(
         return {type(fused.linear) for fused in base.projections}
 
     for found in run_sharded(engine, 2, forms):
-        assert Int8Linear not in found
+        assert not any(issubclass(form, Int8Linear) for form in found)
 
 
 @pytest.mark.parametrize("form", marked_slow(WRONG, slow=WRONG[1:]))

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from loraplex.kernels import linear_packing
 from loraplex.kernels.bfloat16_linear_cpu import BFloat16PanelLinear, serves_bfloat16
-from loraplex.kernels.int8_linear import Int8Linear, has_fast_int8
+from loraplex.kernels.int8_linear import Int8Linear, OneDnnInt8Linear
 from loraplex.kernels.linear import DenseLinear, Linear, PackedLinear
 from loraplex.kernels.linear_cpu import PanelLinear
-from loraplex.kernels.linear_packing import choose_linear, pack_linear
+from loraplex.kernels.linear_packing import choose_linear, pack_linear, prefers_bytes
 from loraplex.kernels.linear_sizes import linear_bytes
 from loraplex.kernels.quantize import WeightFormat, quantize
 from loraplex.kernels.quantized_linear import DequantizedLinear
@@ -73,8 +73,8 @@ def test_packs_codes_for_the_library_and_keeps_other_values() -> None:
     weight, x = torch.randn(8, 16), torch.randn(3, 16)
     for weight_format in WeightFormat:
         packed = pack_linear(quantize(weight, weight_format))
-        is_multiplied_as_bytes = weight_format is WeightFormat.INT8 and has_fast_int8()
-        assert type(packed) is (Int8Linear if is_multiplied_as_bytes else QuantizedPanelLinear)
+        is_multiplied_as_bytes = weight_format is WeightFormat.INT8 and prefers_bytes()
+        assert isinstance(packed, Int8Linear if is_multiplied_as_bytes else QuantizedPanelLinear)
     torch.testing.assert_close(pack_linear(weight)(x), x @ weight.T)
 
 
@@ -84,7 +84,7 @@ def test_codes_are_served_by_pytorch_without_the_library(monkeypatch: pytest.Mon
     for weight_format in WeightFormat:
         packed = pack_linear(quantize(weight, weight_format), bias)
         is_int8 = weight_format is WeightFormat.INT8
-        assert type(packed) is (Int8Linear if is_int8 else DequantizedLinear)
+        assert type(packed) is (OneDnnInt8Linear if is_int8 else DequantizedLinear)
         expected = F.linear(x, rounded_weight(weight, weight_format), bias)
         bound = 0.02 if is_int8 else 1e-5  # whose activations are quantized too
         assert (packed(x) - expected).norm() < bound * expected.norm()
@@ -161,7 +161,7 @@ def test_groups_of_any_size_are_multiplied(
     weight, bias, x = torch.randn(37, 200), torch.randn(37), torch.randn(5, 200)
     values = quantize(weight, weight_format, size)
     packed = pack_linear(values, bias)
-    is_int8 = type(packed) is Int8Linear
+    is_int8 = isinstance(packed, Int8Linear)
     assert not is_int8 or (weight_format, size) == (WeightFormat.INT8, 0)
     kind = choose_linear(values, dtype=torch.float32, device_type="cpu")
     assert type(packed).__name__ == kind

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
-from loraplex.engine.model import whole_base
+from loraplex.engine.model import sharded_base, whole_base
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.parity_bound import (
     BYTE_INPUTS_TOLERANCE,
@@ -245,7 +245,8 @@ def _rounding_of_bytes(config: EngineConfig, batches: _Batches, expected: list[T
 def _computing(*, multiplies_bytes: bool) -> Iterator[None]:
     """Products of bytes count as fast or not, which is measured otherwise. No layers are fused."""
     with (
-        patch.object(linear_packing, "has_fast_int8", partial(bool, multiplies_bytes)),
+        patch.object(linear_packing, "prefers_bytes", partial(bool, multiplies_bytes)),
+        patch.object(sharded_base, "prefers_bytes", partial(bool, multiplies_bytes)),
         patch.object(whole_base, "fuses_layers", lambda device: False),
     ):
         yield

@@ -23,7 +23,8 @@ from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.block_preparation import BlockPreparation
 from loraplex.engine.model.whole_base import load_base_model
-from loraplex.kernels.int8_linear import has_fast_int8, int8_linear_reference
+from loraplex.kernels.int8_linear import int8_linear_reference
+from loraplex.kernels.linear_packing import prefers_bytes
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from loraplex.kernels.quantize import WeightFormat
 from support.families import SERVED, VOCAB_SIZE, save_family
@@ -207,7 +208,7 @@ def load_plain(model: Path) -> PreTrainedModel:
 def load_quantized(model: Path, *, weight_format: WeightFormat) -> PreTrainedModel:
     """The model, its decoder's linear layers in the arithmetic of a quantized base on the CPU."""
     loaded = load_plain(model)
-    if weight_format is not WeightFormat.INT8 or not has_fast_int8():
+    if weight_format is not WeightFormat.INT8 or not prefers_bytes():
         return loaded  # activations are not quantized
     for name, module in loaded.named_modules():
         if isinstance(module, nn.Linear) and name.endswith("_proj"):

@@ -1,0 +1,90 @@
+"""int8 linear layers on the CPU (W8A8), multiplied by the library."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import cpu_library
+from .int8_linear import Int8Linear
+from .linear import row_norms
+from .quantized_weight import QuantizedWeight
+
+_PANEL = 16
+"""PANEL of `cpu/linear.h`."""
+_PIECE_ROWS = 64
+"""Rows that are packed at a time: a multiple of the panel."""
+_RAISED = 128
+"""RAISED of `cpu/int8_linear.h`."""
+
+
+class Int8PanelLinear(Int8Linear):
+    """The weight in panels of 16 outputs, of codes that are raised to unsigned bytes.
+
+    Only on a processor that multiplies them (AVX512_VNNI). The bits of a row do not depend on the
+    rows that are computed with it.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    """fp32 `[outputs of the panels]`."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+        """weight: one that `serves_int8`."""
+        scale = weight.scale.float().flatten()
+        norms = row_norms(weight.codes) * scale
+        super().__init__(weight.shape, None if bias is None else bias.float(), norms)
+        self.register_buffer("weight", _packed(weight.codes))
+        self.register_buffer("weight_scale", F.pad(scale, (0, -len(scale) % _PANEL)))
+        self.weight_bytes = self.weight.nbytes + self.weight_scale.nbytes
+
+    def forward(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
+        return self._computed(x, largest, self.bias)
+
+    def _multiply(self, x: Tensor, largest: Tensor | None) -> Tensor:
+        return self._computed(x.float(), largest, None)
+
+    def _computed(self, x: Tensor, largest: Tensor | None, bias: Tensor | None) -> Tensor:
+        """`x [..., in]`, fp32 or bf16, to `[..., out]` in the same dtype."""
+        function = cpu_library.function("int8_linear", x.dtype)
+        if function is None:  # of another dtype
+            return self._computed(x.float(), largest, bias).to(x.dtype)
+        assert x.shape[-1] == self.in_features
+        x = x.contiguous()
+        num_rows = x.numel() // self.in_features
+        if largest is not None:
+            largest = largest.float().contiguous()
+            assert largest.numel() == num_rows
+        y = x.new_empty(*x.shape[:-1], self.out_features)
+        function(
+            *(x.data_ptr(), _address(largest), self.weight.data_ptr()),
+            *(self.weight_scale.data_ptr(), _address(bias), y.data_ptr()),
+            *(num_rows, self.in_features, self.out_features, torch.get_num_threads()),
+        )
+        return y
+
+
+def serves_int8_panels() -> bool:
+    """Whether `Int8PanelLinear` is the fastest form of int8; with AMX, oneDNN's is."""
+    if cpu_library.function("int8_linear", torch.float32) is None:
+        return False
+    return not torch.cpu._is_amx_tile_supported()
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _packed(codes: Tensor) -> Tensor:
+    """`codes [out, in]` as raised bytes `[ceil(out / 16), ceil(in / 4), 16, 4]`."""
+    num_rows, in_features = codes.shape
+    num_lanes = -(-in_features // 4)
+    packed = torch.empty(-(-num_rows // _PANEL), num_lanes, _PANEL, 4, dtype=torch.uint8)
+    for start in range(0, len(packed), _PIECE_ROWS // _PANEL):
+        panels = packed[start : start + _PIECE_ROWS // _PANEL]
+        rows = codes[start * _PANEL : (start + len(panels)) * _PANEL]
+        whole = F.pad(rows, (0, -in_features % 4, 0, len(panels) * _PANEL - len(rows)))
+        raised = whole.view(torch.uint8) ^ _RAISED
+        panels.copy_(raised.view(len(panels), _PANEL, num_lanes, 4).transpose(1, 2))
+    return packed
