@@ -26,14 +26,15 @@ struct BFloatLanes {
 template <typename Y>
 void linear_half(const bf16 *x, const bf16 *weight, const float *bias, Y *y, long num_rows, long in_features,
                  long out_features, long num_threads) {
-    const long num_lanes = (in_features + 1) / 2, num_whole = in_features / 2;
+    const long num_lanes = (in_features + 1) / 2;
     const Lane *inputs = reinterpret_cast<const Lane *>(x), *panels = reinterpret_cast<const Lane *>(weight);
     std::unique_ptr<uint32_t[]> packed;
     if (num_rows > 1 || in_features % 2) {  // otherwise x is a tile already
         packed.reset(new uint32_t[num_rows * num_lanes]);
-        pack_lanes<BFloatLanes>(num_rows, num_lanes, packed.get(), num_threads, [&](long row, long k) -> uint32_t {
-            const bf16 *pair = x + row * in_features + 2 * k;
-            return k < num_whole ? *reinterpret_cast<const Lane *>(pair) : pair->bits;  // the last of an odd number is paired with a zero
+        auto lanes = [&](long row) { return reinterpret_cast<const Lane *>(x + row * in_features); };
+        pack_lanes<BFloatLanes>(num_rows, num_lanes, packed.get(), num_threads, lanes, [&](long row) -> uint32_t {
+            // The last of an odd number is paired with a zero.
+            return in_features % 2 ? x[(row + 1) * in_features - 1].bits : lanes(row)[num_lanes - 1];
         });
         inputs = packed.get();
     }

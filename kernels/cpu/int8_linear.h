@@ -68,7 +68,8 @@ void int8_linear(const T *x, const float *largest, const uint8_t *weight, const 
     std::unique_ptr<uint32_t[]> packed;
     if (num_rows > 1) {  // one row is a tile already
         packed.reset(new uint32_t[num_rows * num_lanes]);
-        pack_lanes<ByteLanes>(num_rows, num_lanes, packed.get(), num_threads, [&](long row, long k) { return codes[row * row_lanes + k]; });
+        auto lanes = [&](long row) { return &codes[row * row_lanes]; };
+        pack_lanes<ByteLanes>(num_rows, num_lanes, packed.get(), num_threads, lanes, [&](long row) { return lanes(row)[num_lanes - 1]; });
         inputs = packed.get();
     }
     each_panel(bias, y, num_rows, out_features, num_threads, [&](long row, long panel, float *totals, long count) {

@@ -35,8 +35,10 @@ template <typename Lanes>
 inline void multiply_lane_panel(const Lane *x, const Lane *panel, typename Lanes::Sum *totals, long num_rows, long num_lanes) {
     // Each tile reads its share of the next part.
     const long next_step = sizeof(Lane) * PANEL / ((num_rows + Lanes::TILE - 1) / Lanes::TILE);
-    for (long k = 0; k < num_lanes; k += LANE_DEPTH) {
-        const long depth = k + LANE_DEPTH < num_lanes ? LANE_DEPTH : num_lanes - k;
+    // With many tiles, the second cache has a part that is twice as large, and sums are read and written half as often.
+    const long most = num_rows > 2 * Lanes::TILE ? 2 * LANE_DEPTH : LANE_DEPTH;
+    for (long k = 0; k < num_lanes; k += most) {
+        const long depth = k + most < num_lanes ? most : num_lanes - k;
         const char *next = reinterpret_cast<const char *>(panel + (k + depth) * PANEL);
         each_tile<Lanes::TILE>(num_rows, [&](long first, auto rows) {
             multiply_lanes<Lanes, rows.value>(x + first * num_lanes + k * rows.value, panel + k * PANEL, depth,
@@ -46,9 +48,10 @@ inline void multiply_lane_panel(const Lane *x, const Lane *panel, typename Lanes
     }
 }
 
-// Rows [num_rows, num_lanes] in blocks of BLOCK_ROWS rows, and each block in tiles of `each_tile`. lane(row, k) reads them.
-template <typename Lanes, typename Read>
-void pack_lanes(long num_rows, long num_lanes, Lane *packed, long num_threads, const Read &lane) {
+// Rows [num_rows, num_lanes] in blocks of BLOCK_ROWS rows, and each block in tiles of `each_tile`. lanes(row) are whole but
+// for the last one, which last(row) reads.
+template <typename Lanes, typename Row, typename Last>
+void pack_lanes(long num_rows, long num_lanes, Lane *packed, long num_threads, const Row &lanes, const Last &last) {
     const long num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS, num_parts = (num_lanes + LANE_DEPTH - 1) / LANE_DEPTH;
     share(num_blocks * num_parts, num_rows * num_lanes < PIECE_ELEMENTS ? 1 : num_threads, [&](long index) {
         const long row = index / num_parts * BLOCK_ROWS, start = index % num_parts * LANE_DEPTH;
@@ -56,8 +59,12 @@ void pack_lanes(long num_rows, long num_lanes, Lane *packed, long num_threads, c
         each_tile<Lanes::TILE>(row + BLOCK_ROWS < num_rows ? BLOCK_ROWS : num_rows - row, [&](long first, auto rows) {
             const long from = row + first;
             Lane *tile = packed + from * num_lanes;
-            for (long i = 0; i < rows.value; i++)
-                for (long k = start; k < end; k++) tile[k * rows.value + i] = lane(from + i, k);
+            for (long i = 0; i < rows.value; i++) {
+                const Lane *row = lanes(from + i);
+#pragma GCC unroll 8
+                for (long k = start; k < end - 1; k++) tile[k * rows.value + i] = row[k];
+                tile[(end - 1) * rows.value + i] = end < num_lanes ? row[end - 1] : last(from + i);
+            }
         });
     });
 }
