@@ -34,22 +34,19 @@ class Int8Linear(Linear):
 
     def forward(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
         """`largest`: as of `quantize_rows`, where x is a part of longer rows."""
-        result = self._multiply(x.reshape(-1, self.in_features), largest)
-        if self.bias is not None:
-            result += self.bias
-        return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        raise NotImplementedError
 
     def products(self, x: Tensor) -> Tensor:
         result = torch.zeros(x.shape[0], self.out_features, dtype=torch.float32)
         rest = x.float()
         for _ in range(NUM_EXACT_PASSES):
             quantized, scale = quantize_rows(rest)
-            result += self._multiply(rest, None)
+            result += self._multiply(rest)
             rest = rest - quantized * scale
         return result
 
-    def _multiply(self, x: Tensor, largest: Tensor | None) -> Tensor:
-        """The products of `x [n, in]`, without the bias: fp32 `[n, out]`."""
+    def _multiply(self, x: Tensor) -> Tensor:
+        """The products of `x [n, in]`, fp32, without the bias: fp32 `[n, out]`."""
         raise NotImplementedError
 
 
@@ -74,7 +71,13 @@ class OneDnnInt8Linear(Int8Linear):
             weight.codes.numel() + self.weight_scale.nbytes + self.zero_points.nbytes
         )
 
-    def _multiply(self, x: Tensor, largest: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
+        result = self._multiply(x.reshape(-1, self.in_features), largest)
+        if self.bias is not None:
+            result += self.bias
+        return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _multiply(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
         quantized, scale = quantize_rows(x, largest)
         factors = (self.weight, self.weight_scale, self.zero_points)
         return _multiply_int8(self._arithmetic, quantized, *factors).mul_(scale)

@@ -42,13 +42,14 @@ class Int8PanelLinear(Int8Linear):
     def forward(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
         return self._computed(x, largest, self.bias)
 
-    def _multiply(self, x: Tensor, largest: Tensor | None) -> Tensor:
-        return self._computed(x.float(), largest, None)
+    def _multiply(self, x: Tensor) -> Tensor:
+        return self._computed(x, None, None)
 
     def _computed(self, x: Tensor, largest: Tensor | None, bias: Tensor | None) -> Tensor:
         """`x [..., in]`, fp32 or bf16, to `[..., out]` in the same dtype."""
         function = cpu_library.function("int8_linear", x.dtype)
-        if function is None:  # of another dtype
+        if function is None:
+            assert x.dtype is not torch.float32, "the library is missing"
             return self._computed(x.float(), largest, bias).to(x.dtype)
         assert x.shape[-1] == self.in_features
         x = x.contiguous()

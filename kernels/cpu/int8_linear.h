@@ -31,10 +31,9 @@ template <typename T> inline int32_t code_row(const T *x, float scale, long size
     typedef int8_t Narrow __attribute__((vector_size(WIDTH)));
     Integers sums = {};
     each_vector(size, [&](long i, auto some) {
-        const Integers whole = rounded_integers(some.load(x + i) / scale);
-        const Narrow narrow = __builtin_convertvector(whole, Narrow);
+        const Narrow narrow = __builtin_convertvector(rounded_integers(some.load(x + i) / scale), Narrow);
         memcpy(codes + i, &narrow, sizeof narrow);
-        sums += whole;
+        sums += __builtin_convertvector(narrow, Integers);
     });
     return sum(sums);
 }
@@ -48,8 +47,8 @@ template <typename T> inline float scale_of(const T *x, long size, const float *
     return scale < FLT_MIN ? FLT_MIN : scale;
 }
 
-// y [num_rows, out] = x [num_rows, in] @ weight.T * scales [out] + bias [out]; the bias may be null.
-// weight: bytes [ceil(out / PANEL), ceil(in / 4), PANEL, 4] of raised codes; those without a weight may be any.
+// y [num_rows, out] = x [num_rows, in] @ weight.T * scales + bias [out]; the bias may be null.
+// scales: [ceil(out / PANEL) * PANEL]. weight: bytes [ceil(out / PANEL), ceil(in / 4), PANEL, 4] of raised codes; those without a weight may be any.
 // largest [num_rows]: the largest absolute values that the codes of a row stand for; null: the row's own.
 template <typename T>
 void int8_linear(const T *x, const float *largest, const uint8_t *weight, const float *scales, const float *bias, T *y,

@@ -60,10 +60,10 @@ void pack_lanes(long num_rows, long num_lanes, Lane *packed, long num_threads, c
             const long from = row + first;
             Lane *tile = packed + from * num_lanes;
             for (long i = 0; i < rows.value; i++) {
-                const Lane *row = lanes(from + i);
+                const Lane *own = lanes(from + i);
 #pragma GCC unroll 8
-                for (long k = start; k < end - 1; k++) tile[k * rows.value + i] = row[k];
-                tile[(end - 1) * rows.value + i] = end < num_lanes ? row[end - 1] : last(from + i);
+                for (long k = start; k < end - 1; k++) tile[k * rows.value + i] = own[k];
+                tile[(end - 1) * rows.value + i] = end < num_lanes ? own[end - 1] : last(from + i);
             }
         });
     });
