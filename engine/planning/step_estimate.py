@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...kernels.linear_packing import LinearKind
 from ..config import EngineConfig
 from ..execution.decode_graphs import max_rows
 from ..execution.decode_inputs import DecodeLayout
@@ -17,13 +18,19 @@ from ..model.expected_base import ExpectedBase
 _RESIDUALS = 4
 """Tensors of `[rows, hidden size]` beside the widest layer: the tokens' embeddings, the residual
 before and after it, and its normed input."""
+_ROUNDING_FORMS = {
+    LinearKind.DENSE,
+    LinearKind.PACKED,
+    LinearKind.BFLOAT16_PANEL,
+    LinearKind.INT8_PANEL,
+}
+"""Their results are in the inputs' dtype."""
 
 
 def activation_bytes(config: EngineConfig, base: ExpectedBase) -> int:
     """Of the step that a start measures: the last chunk of a long prompt.
 
-    On the CPU it reads gathered keys and values of the whole context, and a product in a dtype
-    below fp32 is in fp32 first.
+    On the CPU it reads gathered keys and values of the whole context.
     """
     context = min(base.max_model_len, PROFILE_CONTEXT)
     num_tokens = min(config.max_num_batched_tokens, context)
@@ -86,9 +93,12 @@ def _graph_bytes(
 
 def _layer_bytes(base: ExpectedBase, num_tokens: int) -> int:
     """Of the layer that takes most: its input, its result and half as much again, of a gated
-    activation or of turned queries and keys."""
+    activation or of turned queries and keys. Some forms give fp32 results on the CPU, which are
+    rounded afterwards."""
     size = base.dtype.itemsize
-    per_output = 4 + size if base.device_type == "cpu" and size < 4 else 1.5 * size
+    forms = {form for weights in base.weights.values() for form in weights.kernels}
+    is_rounded = base.device_type == "cpu" and size < 4 and not forms <= _ROUNDING_FORMS
+    per_output = 4 + size if is_rounded else 1.5 * size
     width = base.widest_result
     return int(num_tokens * (_RESIDUALS * base.hidden_size * size + width * per_output))
 

@@ -30,7 +30,9 @@ WIDER = {
 Case = tuple[str, str, Quantization]
 CASES: list[Case] = [
     ("llama", "float32", Quantization.NONE),
+    ("llama", "bfloat16", Quantization.NONE),
     ("llama", "bfloat16", Quantization.INT8),
+    ("llama", "bfloat16", Quantization.INT4),
     ("gemma", "float32", Quantization.INT8),
     ("mixtral", "float32", Quantization.INT8),
     ("qwen3_moe", "bfloat16", Quantization.INT8),

@@ -188,6 +188,8 @@ def test_the_tokens_of_families_are_those_of_plain_decoding(family: str, tmp_pat
             base, tmp_path, speculation=speculation, kv_block_size=8, kv_cache_bytes=20 * 8 * 512
         )
         keys = [None, engine.add_adapter(folder)]
+        engine.load_adapters()
+        engine.answers.clear()
         for index, prompt in enumerate(prompts):
             engine.submit(
                 prompt,
