@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import cpu_library
+from .lane_packing import pack_lanes
 from .linear import Linear, row_norms
-
-_PANEL = 16
-"""PANEL of `cpu/linear.h`."""
-_PIECE_ROWS = 64
-"""Rows that are packed at a time: a multiple of the panel."""
 
 
 class BFloat16PanelLinear(Linear):
@@ -27,7 +22,7 @@ class BFloat16PanelLinear(Linear):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight: bf16. Reads no more of it than slices of a few rows at a time."""
         super().__init__(weight.shape, None if bias is None else bias.float(), row_norms(weight))
-        self.register_buffer("weight", _packed(weight))
+        self.register_buffer("weight", pack_lanes(weight))
         self.weight_bytes = self.weight.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,16 +52,3 @@ def serves_bfloat16() -> bool:
     if cpu_library.function("linear_half", torch.bfloat16) is None:
         return False
     return not torch.cpu._is_amx_tile_supported()
-
-
-def _packed(weight: Tensor) -> Tensor:
-    """`weight [out, in]` as `[ceil(out / 16), ceil(in / 2), 16, 2]`, padded with zeros."""
-    num_rows, in_features = weight.shape
-    num_pairs = -(-in_features // 2)
-    packed = torch.empty(-(-num_rows // _PANEL), num_pairs, _PANEL, 2, dtype=torch.bfloat16)
-    for start in range(0, len(packed), _PIECE_ROWS // _PANEL):
-        panels = packed[start : start + _PIECE_ROWS // _PANEL]
-        rows = weight[start * _PANEL : (start + len(panels)) * _PANEL]
-        whole = F.pad(rows, (0, in_features % 2, 0, len(panels) * _PANEL - len(rows)))
-        panels.copy_(whole.view(len(panels), _PANEL, num_pairs, 2).transpose(1, 2))
-    return packed

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from . import cpu_library
 from .int8_linear import Int8Linear
+from .lane_packing import pack_lanes
 from .linear import row_norms
 from .quantized_weight import QuantizedWeight
 
 _PANEL = 16
 """PANEL of `cpu/linear.h`."""
-_PIECE_ROWS = 64
-"""Rows that are packed at a time: a multiple of the panel."""
 _RAISED = 128
 """RAISED of `cpu/int8_linear.h`."""
 
@@ -35,7 +34,9 @@ class Int8PanelLinear(Int8Linear):
         scale = weight.scale.float().flatten()
         norms = row_norms(weight.codes) * scale
         super().__init__(weight.shape, None if bias is None else bias.float(), norms)
-        self.register_buffer("weight", _packed(weight.codes))
+        self.register_buffer(
+            "weight", pack_lanes(weight.codes).view(torch.uint8).bitwise_xor_(_RAISED)
+        )
         self.register_buffer("weight_scale", F.pad(scale, (0, -len(scale) % _PANEL)))
         self.weight_bytes = self.weight.nbytes + self.weight_scale.nbytes
 
@@ -75,17 +76,3 @@ def serves_int8_panels() -> bool:
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _packed(codes: Tensor) -> Tensor:
-    """`codes [out, in]` as raised bytes `[ceil(out / 16), ceil(in / 4), 16, 4]`."""
-    num_rows, in_features = codes.shape
-    num_lanes = -(-in_features // 4)
-    packed = torch.empty(-(-num_rows // _PANEL), num_lanes, _PANEL, 4, dtype=torch.uint8)
-    for start in range(0, len(packed), _PIECE_ROWS // _PANEL):
-        panels = packed[start : start + _PIECE_ROWS // _PANEL]
-        rows = codes[start * _PANEL : (start + len(panels)) * _PANEL]
-        whole = F.pad(rows, (0, -in_features % 4, 0, len(panels) * _PANEL - len(rows)))
-        raised = whole.view(torch.uint8) ^ _RAISED
-        panels.copy_(raised.view(len(panels), _PANEL, num_lanes, 4).transpose(1, 2))
-    return packed
