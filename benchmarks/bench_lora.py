@@ -127,7 +127,7 @@ class Model:
         assert batch is not None
         if in_segments:  # every adapter changes the first slice
             segments = self.builder.segments_touching(0, runs)
-            return replace(batch, short_rows=None, segments=segments)
+            return replace(batch, segments=segments)
         return batch
 
     def run_base(self, inputs: dict[int, Tensor]) -> None:

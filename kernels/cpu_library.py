@@ -42,7 +42,7 @@ _SIGNATURES = {
     "attend_prompts": (_P, _P, _P, _P, _P, _P),
     "attend_groups": (_P, _P, _P, _P, _P, _P),
     "draft_layer": (_P, _P, _P, _P, _P, _P),
-    "decoder_layer": (_P, _P, _P, _P, _P, _P, _P, _P),
+    "decoder_layer": (_P, _P, _P, _P, _P, _P, _P, _P, ctypes.c_bool),
     "recur": (_P, _P, _P, _P),
     "selective_scan": (_P, _P, _P, _P, _P),
     "gumbel_noise": (_P, _P, _N, _P, _N, _N, _N),

@@ -55,8 +55,9 @@ class _Rows(ctypes.Structure):
     """DecoderRows of `cpu/decoder_layer.h`."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("cos", "sin", "slots", "groups")),
-        *((name, ctypes.c_int64) for name in ("num_groups", "num_rows", "num_threads")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin", "slots", "kept", "groups")),
+        *((name, ctypes.c_int64) for name in ("num_groups", "num_rows", "num_kept")),
+        ("num_threads", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("adapter_rows", "adapters")),
         ("max_rank", ctypes.c_int64),
         ("seconds", ctypes.c_void_p),
@@ -145,23 +146,27 @@ class StepRows:
         batch: AttentionBatch,
         lora: LoraBatch | None,
         weights: AdapterWeights | None,
+        kept: Tensor | None = None,
         seconds: ctypes.Array[ctypes.c_double] | None = None,
     ) -> None:
         """`rotation`: cosines and sines `[1, num_rows, dim]` in the dtype of the rows. `lora` and
-        `weights`: None if no adapter acts on a row. `seconds`: to which the time of each LayerWork
-        is added."""
+        `weights`: None if no adapter acts on a row. `kept`: int64, ascending: the rows of the last
+        layer's result that are read; None: all. `seconds`: to which the time of each LayerWork is
+        added."""
         cos, sin = (part.contiguous() for part in rotation)  # of one sequence: rows
         attended = (*batch.groups, batch.chunk_group()) if batch.chunks else batch.groups
         groups = [task_of(group) for group in attended]
+        kept = None if kept is None else kept.contiguous()
         array = (type(groups[0]) * len(groups))(*groups)
-        self._kept = cos, sin, batch, array, lora, seconds  # their memory is read
-        short = None if lora is None else lora.short_rows
+        self._held = cos, sin, batch, kept, array, lora, seconds  # their memory is read
         self.rotation = rotation
+        self.has_unread = kept is not None
         self.fields = _Rows(
             *(cos.data_ptr(), sin.data_ptr(), batch.slot_mapping.data_ptr()),
-            *(ctypes.addressof(array), len(groups), len(batch.slot_mapping)),
+            *(None if kept is None else kept.data_ptr(), ctypes.addressof(array)),
+            *(len(groups), len(batch.slot_mapping), 0 if kept is None else len(kept)),
             torch.get_num_threads(),
-            None if short is None else short.data_ptr(),
+            None if lora is None else lora.token_rows.data_ptr(),
             None if weights is None else weights.flat.data_ptr(),
             0 if lora is None else lora.max_rank,
             None if seconds is None else ctypes.addressof(seconds),
@@ -193,12 +198,15 @@ class DecoderLayerOnCpu:
         pages: tuple[KvPages, KvPages],
         options: AttentionOptions,
         loras: Sequence[int] | None,
+        *,
+        is_last: bool = False,
     ) -> Tensor | None:
         """The layer's result for `x [num_rows, size]`; writes keys and values.
 
         `options`: those of the parts, with the window of the pages. `loras`: what
-        `LoraProjection.described` gives of each linear layer, if adapters act on rows. None,
-        without effect, for what the library does not serve: other pages.
+        `LoraProjection.described` gives of each linear layer, if adapters act on rows. `is_last`:
+        rows of the result that are not read are zeros. None, without effect, for what the library
+        does not serve: other pages.
         """
         keys, values = pages
         if not (isinstance(keys, PlainPages) and isinstance(values, PlainPages)):
@@ -206,13 +214,15 @@ class DecoderLayerOnCpu:
         if not are_served(self._heads, keys, values) or keys.dim != values.dim:
             return None
         x = x.contiguous()
-        out = torch.empty_like(x)
+        has_unread = is_last and rows.has_unread
+        out = torch.zeros_like(x) if has_unread else torch.empty_like(x)
         attention = layer_of(self._heads, keys, values, options, self._sinks)
         self._function(
             *(ctypes.addressof(self._layer), ctypes.byref(attention)),
             *(ctypes.addressof(rows.fields), x.data_ptr(), out.data_ptr()),
             *(keys.data.data_ptr(), values.data.data_ptr()),
             None if loras is None else (ctypes.c_void_p * _NUM_LINEARS)(*loras),
+            has_unread,
         )
         return out
 

@@ -1,8 +1,8 @@
 """The LoRA op of one projection, with the implementation that fits the device and the step.
 
-On the CPU, the library adds the deltas of all sequences with few new tokens in one call. Long
-segments, and all where there is no library, are multiplied by PyTorch: by their adapter's A, and
-for each slice by its B, which are read from the arena.
+On the CPU, the library adds the deltas of all tokens in one call. Where there is no library,
+PyTorch multiplies each segment: by its adapter's A, and for each slice by its B, which are read
+from the arena.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ class LoraProjection:
             self._add_on_cpu(x, y, weights, batch)
 
     def _add_on_cpu(self, x: Tensor, y: Tensor, weights: AdapterWeights, batch: LoraBatch) -> None:
-        if batch.short_rows is not None:
-            self._cpu.add(x, y, weights, batch.short_rows, batch.max_rank)
-        if batch.segments:
-            add_segments(
-                x,
-                y,
-                weights,
-                batch.segments,
-                first_slice=self._first_slice,
-                slice_outs=self._slice_outs,
-            )
+        if not batch.segments:
+            self._cpu.add(x, y, weights, batch.token_rows, batch.max_rank)
+            return
+        add_segments(
+            x,
+            y,
+            weights,
+            batch.segments,
+            first_slice=self._first_slice,
+            slice_outs=self._slice_outs,
+        )
 
     def _add_on_gpu(self, x: Tensor, y: Tensor, weights: AdapterWeights, batch: LoraBatch) -> None:
         from .lora_triton import add_tiles

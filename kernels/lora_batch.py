@@ -2,17 +2,16 @@
 
 Built once per step and shared by every layer and projection. Tokens of decoding sequences come
 first, then those of sequences that verify drafts, then prefills. Within each group, tokens that
-share an adapter are adjacent where possible. On the CPU, the library serves the sequences with few
-tokens, and the others are served in segments.
+share an adapter are adjacent where possible.
 
 A step of five tokens, `[decode of row 2, decode of the base, two of row 7, one of row 2]`, is
 
-    token_rows = [2, -1, 7, 7, 2]    short_rows = [2, -1, 7, 7, 2]    segments = ()
+    token_rows = [2, -1, 7, 7, 2]
 
-and `auxiliary` is ([0, 1) row 2, [4, 5) row 2) if row 2's adapter has auxiliary tensors. If two
-tokens were many, `short_rows` would be [2, -1, -1, -1, 2] and `segments` ([2, 4) row 7). On CUDA
-one launch applies all vectors, and `auxiliary` has only the adapters that replace a matrix of the
-base or rows of it.
+for the CPU's library. PyTorch, where there is none, gets `segments`: [0, 1) row 2, [2, 4) row 7 and
+[4, 5) row 2. `auxiliary` is ([0, 1) row 2, [4, 5) row 2) if row 2's adapter has auxiliary tensors.
+On CUDA one launch applies all vectors, and `auxiliary` has only the adapters that replace a matrix
+of the base or rows of it.
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ from .lora_weights import AdapterWeights
 
 BASE_ROW = -1
 """The table row of a token that no adapter changes."""
-MAX_SHORT_TOKENS = 64
-"""The most tokens of a sequence that the CPU's library serves. 12 layers of 768 elements, rank 16,
-fp32, two cores of an AMD EPYC, 512 tokens: for 8 adapters it took 59 ms, segments 113; for one
-adapter 70 and 40."""
 TILE_TOKENS = 16
 """The size of every tile in every step, the smallest that `tl.dot` supports: other rows of a step
 change no product's shape, and so no bit of a row. See decision 33."""
@@ -106,10 +101,8 @@ class LoraBatch:
 
     token_rows: Tensor
     """int32 `[num_tokens]` on the device: table row, -1 for the base model."""
-    short_rows: Tensor | None
-    """Like `token_rows`, with -1 for tokens in a segment. None: the CPU's library serves none."""
     segments: tuple[Segment, ...]
-    """The tokens with an adapter that PyTorch serves."""
+    """The tokens with an adapter, if PyTorch serves them; empty if kernels do."""
     adapter_rows: frozenset[int]
     """The table rows that any token runs under; of a captured step none is known."""
     max_rank: int
@@ -141,7 +134,7 @@ class LoraBatchBuilder:
         self._weights = weights
         self.device = device
         self._is_cuda = device.type == "cuda"
-        self._has_library = lora_cpu.is_served(weights.flat.dtype, device)
+        self._has_kernels = self._is_cuda or lora_cpu.is_served(weights.flat.dtype, device)
         self._ranks: dict[int, tuple[int, int]] = {}  # row: (generation, highest rank)
 
     def build(self, runs: Sequence[AdapterRun], *, num_decodes: int) -> LoraBatch | None:
@@ -152,12 +145,10 @@ class LoraBatchBuilder:
         rows = frozenset(run.row for run in runs) - {BASE_ROW}
         if not rows:
             return None
-        short, long = self._divide(runs)
         tiles = self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None
         return LoraBatch(
             token_rows=self._to_device(_token_rows(runs)),
-            short_rows=self._to_device(_token_rows(short)) if short else None,
-            segments=tuple(_segments(long, 0)),
+            segments=() if self._has_kernels else tuple(_segments(runs, 0)),
             adapter_rows=rows,
             max_rank=tiles.max_rank if tiles else self._max_rank_of(runs),
             tiles=tiles,
@@ -165,21 +156,6 @@ class LoraBatchBuilder:
             auxiliary=self._auxiliary(runs),
             runs=AdapterRuns(runs),
         )
-
-    def _divide(
-        self, runs: Sequence[AdapterRun]
-    ) -> tuple[Sequence[AdapterRun], Sequence[AdapterRun]]:
-        """The runs as the CPU's library sees them, and as segments do: the others are the base's
-        there."""
-        if self._is_cuda:
-            return (), ()
-        if not self._has_library:
-            return (), runs
-        is_short = [run.num_tokens <= MAX_SHORT_TOKENS for run in runs]
-        others = [AdapterRun(run.num_tokens) for run in runs]
-        short = [a if here else b for a, b, here in zip(runs, others, is_short, strict=True)]
-        long = [b if here else a for a, b, here in zip(runs, others, is_short, strict=True)]
-        return short if any(run.row != BASE_ROW for run in short) else (), long
 
     def _auxiliary(self, runs: Sequence[AdapterRun]) -> tuple[Segment, ...]:
         rows = self._rows_with_auxiliary(runs)

@@ -1,4 +1,4 @@
-"""LoRA of sequences with few new tokens on the CPU: the library reads matrices in the arena."""
+"""LoRA on the CPU: the library reads matrices in the arena."""
 
 from __future__ import annotations
 

@@ -371,7 +371,6 @@ class DecodeGraphs:
             return None
         return LoraBatch(
             token_rows=self._inputs.adapter_rows(num_rows),
-            short_rows=None,
             segments=(),
             adapter_rows=frozenset(),
             max_rank=rank,

@@ -229,7 +229,7 @@ class ModelRunner:
                 output = self.run_chunks(chunks, leases, pending, observed)
             output = watched.added_to(output)
         else:
-            output = self.run_chunks(chunks, leases, pending, observed)
+            output = self.run_chunks(chunks, leases, pending, observed, reads_all=False)
         for request, observation in observations.items():
             request.attention_mass = observation.after
         return output
@@ -301,11 +301,14 @@ class ModelRunner:
         leases: Sequence[Lease | None],
         pending: PendingTokens | None = None,
         observations: Sequence[Observation] = (),
+        *,
+        reads_all: bool = True,
     ) -> StepOutput:
         """Like `run`, for any chunks, each with the adapter of its lease.
 
         Chunks of one token come first, then those that verify draft tokens. `pending`: the tokens
         that stand for others in the first chunks. `observations`: of the chunks' attention.
+        `reads_all`: more than the logits of the kept rows is read of the last layer's result.
         """
         inputs = make_inputs(
             chunks,
@@ -322,12 +325,16 @@ class ModelRunner:
         states = None
         if inputs.states is not None:
             states = PagedStates(self._cache.states, self._cache.new_states, inputs.states)
+        kept = None
+        if not reads_all and len(inputs.logits_rows) < len(inputs.input_ids):
+            kept = inputs.logits_rows
         paged = PagedForward(
             self._cache,
             inputs.attention,
             adapters.lora,
             states=states,
             rotary_rows=inputs.rotary_rows,
+            kept=kept,
         )
         shared = self._base.shared_heads
         forward = ObservingForward(paged, observations, shared) if observations else paged

@@ -1,4 +1,4 @@
-"""Computes a decoder layer in one call of the CPU's library, in steps of few tokens per sequence.
+"""Computes a decoder layer in one call of the CPU's library.
 
 transformers computes it in some thirty calls, which take longer than their work when few rows
 decode. As in `fused_layers`, no list of names decides: a layer is replaced if the replacement gives
@@ -95,6 +95,9 @@ class OneCallLayer:
         self._serves_chunks = serves_chunks(parts.dtype)
         self._on_cpu = DecoderLayerOnCpu(parts)
         self._own = own
+        self.is_last = False
+        """It computes only the rows of its result that are read. After the last layer no row
+        depends on another: else the self-test's chunks would have refused the model."""
 
     def __call__(self, hidden_states: Tensor, *args: Any, **others: Any) -> Any:
         step, rotation = current_forward.get(), others.get("position_embeddings")
@@ -122,7 +125,7 @@ class OneCallLayer:
         rows = step.rows.get(group)
         if rows is None or rows.rotation is not rotation:
             seconds = next(iter(layer_seconds), None)
-            rows = StepRows(rotation, step.attention[group], lora, weights, seconds)
+            rows = StepRows(rotation, step.attention[group], lora, weights, step.kept, seconds)
             step.rows[group] = rows
         result = self._on_cpu.run(
             hidden_states[0],
@@ -130,6 +133,7 @@ class OneCallLayer:
             (step.cache.keys[index], step.cache.values[index]),
             options,
             None if weights is None else [each.lora.described(weights) for each in adapters],
+            is_last=self.is_last,
         )
         return None if result is None else result[None]
 
@@ -179,6 +183,9 @@ def replace_decoder_layers(
         if None not in each:
             layer.__dict__["forward"] = each[0]
             num_replaced += 1
+    last = layers[-1].__dict__.get("forward")
+    if isinstance(last, OneCallLayer):
+        last.is_last = True
     return Share(num_replaced, len(layers))
 
 

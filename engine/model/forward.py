@@ -189,6 +189,8 @@ class PagedForward:
     """See `ForwardContext.states`."""
     rotary_rows: Tensor | None = None
     """See `ForwardContext.rotary_rows`."""
+    kept: Tensor | None = None
+    """int64, ascending: the rows of the last layer's result that are read; None: all."""
     rows: dict[int, StepRows] = field(default_factory=dict)
     """By KV group, for the layers that are one call (`decoder_layers`); made by the first."""
 

@@ -140,6 +140,8 @@ class LeaderRunner(ModelRunner):
         leases: Sequence[Lease | None],
         pending: PendingTokens | None = None,
         observations: Sequence[Observation] = (),
+        *,
+        reads_all: bool = True,
     ) -> StepOutput:
         """See `ModelRunner.run_chunks`. Raises RankLost for any error: other ranks may wait in an
         exchange of this step, so no part of it can be run again."""

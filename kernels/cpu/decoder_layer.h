@@ -34,8 +34,9 @@ struct DecoderLayer {
 struct DecoderRows {
     const void *cos, *sin;        // [num_rows, dim]
     const long *slots;            // [num_rows]: where the cache gets their keys and values
+    const long *kept;             // [num_kept], ascending: of the last layer's result only these rows are read
     const AttentionGroup *groups; // of all rows
-    long num_groups, num_rows, num_threads;
+    long num_groups, num_rows, num_kept, num_threads;
     const int *adapter_rows;      // as LoraTokens.rows; null: no adapter changes the layer
     const void *adapters;         // what the adapters' tables point into
     long max_rank;
@@ -103,9 +104,10 @@ template <typename T> void add_rows(const T *a, const T *b, T *sum, long size) {
 }
 
 // x, out [num_rows, size], which may be the same. keys and values are pages. loras: by LayerLinear; null: as adapter_rows.
+// is_last: only the kept rows of out are computed.
 template <typename T>
 void decoder_layer(const DecoderLayer &layer, const AttentionLayer &attention, const DecoderRows &rows, const T *x, T *out,
-                   T *keys, T *values, const LoraProjection *const *loras) {
+                   T *keys, T *values, const LoraProjection *const *loras, bool is_last) {
     static thread_local LayerMemory memory;
     const long num_rows = rows.num_rows, num_threads = rows.num_threads, size = layer.size, dim = attention.dim;
     const long num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads, kv_size = num_kv_heads * dim;
@@ -115,22 +117,25 @@ void decoder_layer(const DecoderLayer &layer, const AttentionLayer &attention, c
         for (long i = 0; i < NUM_LINEARS; i++)
             if (loras[i]->num_slices * rows.max_rank > max_ranks) max_ranks = loras[i]->num_slices * rows.max_rank;
     const long numbers[] = {size, width, num_heads * dim, num_heads * dim, size, size, 2 * inner, inner};
-    long wanted = LayerMemory::whole_lines(num_rows * max_ranks * sizeof(float));
+    long wanted = LayerMemory::whole_lines(num_rows * max_ranks * sizeof(float)) + LayerMemory::whole_lines(num_rows * sizeof(int));
     for (long count : numbers) wanted += LayerMemory::whole_lines(num_rows * count * sizeof(T));
     memory.begin(wanted);
     float *hidden = memory.take<float>(num_rows * max_ranks);
+    int *kept_adapter_rows = memory.take<int>(num_rows);
     auto taken = [&](long count) { return memory.take<T>(num_rows * count); };
     T *normed = taken(size), *qkv = taken(width), *q = taken(num_heads * dim), *attended = taken(num_heads * dim);
     T *added = taken(size), *residual = taken(size), *gate_up = taken(2 * inner), *gated = taken(inner);
 
     LayerClock clock(rows.seconds);
+    const int *adapter_rows = rows.adapter_rows;
+    long num_left = num_rows;  // the rows that are computed
     auto project = [&](LayerLinear index, const T *input, T *result) {
         const Matrix &matrix = layer.linears[index];
-        multiply(matrix, input, result, num_rows, num_threads);
+        multiply(matrix, input, result, num_left, num_threads);
         clock.give(PRODUCTS);
-        if (!rows.adapter_rows) return;
+        if (!adapter_rows) return;
         const LoraProjection &lora = *loras[index];
-        const LoraTokens tokens{rows.adapter_rows, hidden, num_rows, rows.max_rank * lora.num_slices,
+        const LoraTokens tokens{adapter_rows, hidden, num_left, rows.max_rank * lora.num_slices,
                                 matrix.in_features, matrix.out_features, num_threads};
         add_lora(lora, tokens, static_cast<const T *>(rows.adapters), input, result);
         clock.give(LORA);
@@ -154,28 +159,37 @@ void decoder_layer(const DecoderLayer &layer, const AttentionLayer &attention, c
     for (long i = 0; i < rows.num_groups; i++)
         attend_pages(rows.groups[i], attention, q, keys, values, attended);
     clock.give(ATTENTION);
+    auto place = [&](long i) { return is_last ? rows.kept[i] : i; };
+    if (is_last) {
+        num_left = rows.num_kept;
+        for (long i = 0; i < num_left; i++) {
+            memmove(attended + i * num_heads * dim, attended + place(i) * num_heads * dim, num_heads * dim * sizeof(T));
+            if (adapter_rows) kept_adapter_rows[i] = adapter_rows[place(i)];
+        }
+        if (adapter_rows) adapter_rows = kept_adapter_rows;
+    }
     project(O, attended, added);
-    share_rows(num_rows, size, num_threads, [&](long i) {
+    share_rows(num_left, size, num_threads, [&](long i) {
         if (layer.o_norm.form) normalize(layer.o_norm, added + i * size, added + i * size, size);
-        add_rows(x + i * size, added + i * size, residual + i * size, size);
+        add_rows(x + place(i) * size, added + i * size, residual + i * size, size);
         normalize(layer.mlp_norm, residual + i * size, normed + i * size, size);
     });
     clock.give(OTHERS);
     project(GATE_UP, normed, gate_up);
-    gated_activation(gate_up, gate_up + inner, gated, num_rows, inner, 2 * inner, 2 * inner, layer.activation, num_threads);
+    gated_activation(gate_up, gate_up + inner, gated, num_left, inner, 2 * inner, 2 * inner, layer.activation, num_threads);
     clock.give(OTHERS);
     project(DOWN, gated, added);
-    share_rows(num_rows, size, num_threads, [&](long i) {
+    share_rows(num_left, size, num_threads, [&](long i) {
         if (layer.down_norm.form) normalize(layer.down_norm, added + i * size, added + i * size, size);
-        add_rows(residual + i * size, added + i * size, out + i * size, size);
+        add_rows(residual + i * size, added + i * size, out + place(i) * size, size);
     });
     clock.give(OTHERS);
 }
 
 #define DECODER_LAYER(T, NAME)                                                                                         \
     extern "C" void NAME(const DecoderLayer *layer, const AttentionLayer *attention, const DecoderRows *rows, const T *x,    \
-                         T *out, T *keys, T *values, const LoraProjection *const *loras) {                             \
-        decoder_layer(*layer, *attention, *rows, x, out, keys, values, loras);                                         \
+                         T *out, T *keys, T *values, const LoraProjection *const *loras, bool is_last) {               \
+        decoder_layer(*layer, *attention, *rows, x, out, keys, values, loras, is_last);                                \
     }
 DECODER_LAYER(float, decoder_layer_float32)
 #if defined(__AVX512BF16__)

@@ -21,26 +21,6 @@ inline void dot_products(const A *a, long a_stride, const B *b, long b_stride, l
         for (long j = 0; j < COLUMNS; j++) out[i * out_stride + j] = sum(totals[i][j]);
 }
 
-#if defined(__AVX512BF16__)
-// One instruction multiplies two adjacent elements.
-template <long ROWS, long COLUMNS>
-inline void dot_products(const bf16 *a, long a_stride, const bf16 *b, long b_stride, long size, float *out, long out_stride) {
-    __m512 totals[ROWS][COLUMNS] = {};
-    for (long k = 0; k < size; k += 2 * WIDTH) {
-        const __mmask32 some = size - k < 2 * WIDTH ? (1u << (size - k)) - 1 : ~0u;
-        auto pairs = [&](const bf16 *from) { return reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16(some, from)); };
-        __m512bh rows[ROWS];
-        for (long i = 0; i < ROWS; i++) rows[i] = pairs(a + i * a_stride + k);
-        for (long j = 0; j < COLUMNS; j++) {
-            const __m512bh column = pairs(b + j * b_stride + k);
-            for (long i = 0; i < ROWS; i++) totals[i][j] = _mm512_dpbf16_ps(totals[i][j], rows[i], column);
-        }
-    }
-    for (long i = 0; i < ROWS; i++)
-        for (long j = 0; j < COLUMNS; j++) out[i * out_stride + j] = sum(reinterpret_cast<Vector>(totals[i][j]));
-}
-#endif
-
 // The same for any number of columns.
 template <long ROWS, typename A, typename B>
 inline void dot_products(const A *a, long a_stride, const B *b, long b_stride, long size, float *out, long out_stride,

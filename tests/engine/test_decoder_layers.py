@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.models.llama import modeling_llama
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.decoder_layers import OneCallLayer
+from loraplex.engine.model.forward import PagedForward, run_model
 from loraplex.engine.model.fused_layers import Share
 from loraplex.engine.model.layer_subset import EARLY_EXIT, LayerSubset
 from loraplex.engine.model.whole_base import load_base_model
@@ -23,6 +25,7 @@ from loraplex.kernels.decoder_layer_cpu import DecoderLayerOnCpu
 from loraplex.kernels.int8_linear_cpu import Int8PanelLinear
 from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
+from support import paged
 from support.cpu_kernels import multiplies_bfloat16, needs_cpu_library
 from support.families import SERVED, save_family
 from support.features import Feature, dense_logits, make_world
@@ -176,6 +179,36 @@ def test_rows_of_many_adapters_equal_peft(tmp_path: Path, monkeypatch: pytest.Mo
         assert (ours - dense_logits(model, tokens)).abs().max() < 1e-4
     with own_layers(monkeypatch):
         assert are_equal(logits, world.serve(sequences, block_size=BLOCK_SIZE))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_last_layer_computes_only_the_rows_that_are_read(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype == "bfloat16" and not multiplies_bfloat16():
+        pytest.skip("layers in bf16 are no one call")
+    features: list[Feature] = [{"target_modules": LINEAR}, {"target_modules": ["o_proj"], "r": 33}]
+    world = make_world(tmp_path, "llama", features, dtype=dtype)
+    last = world.base.model.model.layers[-1]
+    results: list[Tensor] = []
+    num_left_out = 0
+
+    def run_twice(
+        model: Any, step: PagedForward, ids: Tensor, places: Tensor, all_rows: Tensor
+    ) -> Tensor:
+        nonlocal num_left_out
+        logits = run_model(model, step, ids, places, all_rows)
+        kept = all_rows[1::3]
+        results.clear()
+        own = run_model(model, replace(step, kept=kept, rows={}), ids, places, kept)
+        assert torch.equal(own, logits[kept])
+        num_left_out += int((results[0][0] == 0).all(-1).sum())
+        return logits
+
+    monkeypatch.setattr(paged, "run_model", run_twice)
+    last.register_forward_hook(lambda _module, _args, result: results.append(result))
+    world.serve(world.sequences(), block_size=BLOCK_SIZE)
+    assert num_left_out > 10
 
 
 def test_a_step_with_an_adapter_that_is_more_than_lora_has_the_layers_own_code(

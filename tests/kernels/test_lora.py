@@ -30,7 +30,7 @@ def weights(request: pytest.FixtureRequest) -> PoisonedWeights:
 
 @pytest.fixture(params=[True, False], ids=["library", "segments"], autouse=True)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short sequences are the CPU library's, or PyTorch serves all in segments."""
+    """All tokens are the CPU library's, or PyTorch's in segments."""
     if not request.param:
         remove_cpu_library(monkeypatch)
 
@@ -127,11 +127,30 @@ def test_matrices_are_read_in_every_step(
 
 @needs_cpu_library
 @pytest.mark.parametrize("library", [True], ids=["library"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_matrices_that_the_library_divides_give_the_reference_s_delta(dtype: torch.dtype) -> None:
+    in_features, outs = 1_100, (2_600, 300)
+    weights = PoisonedWeights(
+        make_layout((in_features, outs)), num_rows=2, dtype=dtype, capacity=1 << 17
+    )
+    for row, ranks in enumerate([{0: 20, 1: 3}, {1: 5}]):
+        weights.put(row, ranks)
+    batch = make_batch(weights, [0, 1], [(70, 0), (3, 1)])
+    x = torch.randn(75, in_features).to(dtype) / in_features**0.5
+    y = torch.randn(75, sum(outs)).to(dtype)
+    expected, result = y.clone(), y.clone()
+    add_lora_reference(x, expected, weights.flat, weights.table, batch.token_rows, slice_outs=outs)
+    LoraProjection(0, in_features, outs).add(x, result, weights, batch)
+    assert_lora_close(result, expected)
+
+
+@needs_cpu_library
+@pytest.mark.parametrize("library", [True], ids=["library"], indirect=True)
 def test_a_row_s_bits_do_not_depend_on_the_others_nor_on_threads(weights: PoisonedWeights) -> None:
     projection = LoraProjection(FIRST_SLICE, IN_FEATURES, OUTS)
-    prefills = [(5, 0), (2, -1), (3, 3)]
+    prefills = [(5, 0), (2, -1), (70, 3)]  # the library divides the last
     batch = make_batch(weights, [0, 2, 3], prefills)
-    assert batch.short_rows is not None
+    assert not batch.segments
     x, y = draw(weights, len(batch.token_rows))
     together = y.clone()
     projection.add(x, together, weights, batch)

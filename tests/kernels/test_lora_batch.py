@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from loraplex.kernels.lora_batch import (
-    MAX_SHORT_TOKENS,
     TILE_TOKENS,
     AdapterRun,
     LoraBatchBuilder,
@@ -34,29 +33,15 @@ def builder(weights: PoisonedWeights) -> LoraBatchBuilder:
 
 
 @needs_cpu_library
-def test_the_library_serves_short_sequences_and_segments_the_others(
-    builder: LoraBatchBuilder,
-) -> None:
-    many = MAX_SHORT_TOKENS + 1
-    runs = [AdapterRun(1, 2, 9), AdapterRun(1), AdapterRun(many, 7, 4), AdapterRun(2, 2, 9)]
+def test_the_library_serves_every_token_by_its_row(builder: LoraBatchBuilder) -> None:
+    runs = [AdapterRun(1, 2, 9), AdapterRun(1), AdapterRun(200, 7, 4), AdapterRun(2, 2, 9)]
     batch = builder.build(runs, num_decodes=2)
     assert batch is not None
-    assert batch.token_rows.tolist() == [2, -1, *[7] * many, 2, 2]
-    assert batch.short_rows is not None
-    assert batch.short_rows.tolist() == [2, -1, *[-1] * many, 2, 2]
-    assert batch.token_rows.dtype == batch.short_rows.dtype == torch.int32
-    assert batch.segments == (Segment(2, 2 + many, 7),)
+    assert batch.token_rows.tolist() == [2, -1, *[7] * 200, 2, 2]
+    assert batch.token_rows.dtype == torch.int32
+    assert batch.segments == ()
     assert batch.adapter_rows == {2, 7}
     assert batch.max_rank == 5
-
-
-@needs_cpu_library
-def test_long_sequences_alone_leave_the_library_nothing(builder: LoraBatchBuilder) -> None:
-    runs = [AdapterRun(1), AdapterRun(MAX_SHORT_TOKENS + 1, 7)]
-    batch = builder.build(runs, num_decodes=1)
-    assert batch is not None
-    assert batch.short_rows is None
-    assert batch.segments == (Segment(1, MAX_SHORT_TOKENS + 2, 7),)
 
 
 @pytest.mark.usefixtures("without_cpu_library")
@@ -65,7 +50,6 @@ def test_without_a_library_all_are_segments(weights: PoisonedWeights) -> None:
     runs = [AdapterRun(1), AdapterRun(1, 2, 9), AdapterRun(1, 2, 9), AdapterRun(3, 7, 4)]
     batch = builder.build(runs, num_decodes=3)
     assert batch is not None
-    assert batch.short_rows is None
     assert batch.segments == (Segment(1, 3, 2), Segment(3, 6, 7))
 
 
@@ -74,7 +58,6 @@ def test_the_library_serves_no_fp16() -> None:
     builder = LoraBatchBuilder(make_weights(torch.float16), torch.device("cpu"))
     batch = builder.build([AdapterRun(1, 2)], num_decodes=1)
     assert batch is not None
-    assert batch.short_rows is None
     assert batch.segments == (Segment(0, 1, 2),)
 
 
@@ -82,7 +65,9 @@ def test_a_step_of_base_tokens_has_no_batch(builder: LoraBatchBuilder) -> None:
     assert builder.build([AdapterRun(1), AdapterRun(30)], num_decodes=1) is None
 
 
-def test_adjacent_prompts_of_one_adapter_are_one_segment(builder: LoraBatchBuilder) -> None:
+@pytest.mark.usefixtures("without_cpu_library")
+def test_adjacent_prompts_of_one_adapter_are_one_segment(weights: PoisonedWeights) -> None:
+    builder = LoraBatchBuilder(weights, torch.device("cpu"))
     runs = [AdapterRun(4), AdapterRun(80, 2, 1), AdapterRun(70, 2, 1), AdapterRun(90, 7, 1)]
     batch = builder.build(runs, num_decodes=0)
     assert batch is not None
