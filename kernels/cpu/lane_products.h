@@ -13,15 +13,18 @@ typedef uint32_t Lane __attribute__((may_alias, aligned(1)));
 // The lanes that are multiplied at a time: their part of a panel stays in the first cache.
 constexpr long LANE_DEPTH = DEPTH / 2;
 
-// totals [ROWS, PANEL] += x [depth, ROWS] @ panel [depth, PANEL], of lanes; reads `next` into the caches.
-template <typename Lanes, long ROWS>
-inline void multiply_lanes(const Lane *x, const Lane *panel, long depth, typename Lanes::Sum *totals, const char *next, long next_step) {
+// How many lanes before its use a line of a panel is read into the second cache, and into the first, if it is used once.
+constexpr long FAR = LANE_DEPTH, NEAR = 32;
+
+// totals [ROWS, PANEL] += x [depth, ROWS] @ panel [depth, PANEL], of lanes. Calls read_ahead(k) for each lane.
+template <typename Lanes, long ROWS, typename ReadAhead>
+inline void multiply_lanes(const Lane *x, const Lane *panel, long depth, typename Lanes::Sum *totals, const ReadAhead &read_ahead) {
     typename Lanes::Sums sums[ROWS];
 // Without these, GCC keeps the sums in memory before and after the loop.
 #pragma GCC unroll 32
     for (long i = 0; i < ROWS; i++) memcpy(&sums[i], totals + i * PANEL, sizeof sums[i]);
     for (long k = 0; k < depth; k++) {
-        __builtin_prefetch(next + k * next_step);
+        read_ahead(k);
         const __m512i weights = _mm512_loadu_si512(panel + k * PANEL);
 #pragma GCC unroll 32
         for (long i = 0; i < ROWS; i++) sums[i] = Lanes::add_products(sums[i], weights, _mm512_set1_epi32(x[k * ROWS + i]));
@@ -33,6 +36,13 @@ inline void multiply_lanes(const Lane *x, const Lane *panel, long depth, typenam
 // totals [num_rows, PANEL] += x @ panel [num_lanes, PANEL]; x is in tiles of `each_tile`: [num_lanes, rows of the tile].
 template <typename Lanes>
 inline void multiply_lane_panel(const Lane *x, const Lane *panel, typename Lanes::Sum *totals, long num_rows, long num_lanes) {
+    if (num_rows <= Lanes::TILE)
+        return with_num_rows<Lanes::TILE>(num_rows, [&](auto rows) {
+            multiply_lanes<Lanes, rows.value>(x, panel, num_lanes, totals, [&](long k) {
+                __builtin_prefetch(panel + (k + FAR) * PANEL, 0, 2);
+                __builtin_prefetch(panel + (k + NEAR) * PANEL);
+            });
+        });
     // Each tile reads its share of the next part.
     const long next_step = sizeof(Lane) * PANEL / ((num_rows + Lanes::TILE - 1) / Lanes::TILE);
     // With many tiles, the second cache has a part that is twice as large, and sums are read and written half as often.
@@ -41,8 +51,8 @@ inline void multiply_lane_panel(const Lane *x, const Lane *panel, typename Lanes
         const long depth = k + most < num_lanes ? most : num_lanes - k;
         const char *next = reinterpret_cast<const char *>(panel + (k + depth) * PANEL);
         each_tile<Lanes::TILE>(num_rows, [&](long first, auto rows) {
-            multiply_lanes<Lanes, rows.value>(x + first * num_lanes + k * rows.value, panel + k * PANEL, depth,
-                                              totals + first * PANEL, next, next_step);
+            multiply_lanes<Lanes, rows.value>(x + first * num_lanes + k * rows.value, panel + k * PANEL, depth, totals + first * PANEL,
+                                              [&](long k) { __builtin_prefetch(next + k * next_step); });
             next += depth * next_step;
         });
     }
