@@ -1,4 +1,4 @@
-"""A decoder layer of few rows per sequence on the CPU, in one call of the library."""
+"""A decoder layer on the CPU, in one call of the library."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class FusedLayers:
     rotary: Share
     """The calls in a forward pass."""
     layers: Share = NO_LAYERS
-    """Decoder layers that are one call in steps of few tokens per sequence."""
+    """Decoder layers that are one call; see `decoder_layers`."""
 
     def __str__(self) -> str:
         kinds = {

@@ -143,8 +143,9 @@ class LeaderRunner(ModelRunner):
         *,
         reads_all: bool = True,
     ) -> StepOutput:
-        """See `ModelRunner.run_chunks`. Raises RankLost for any error: other ranks may wait in an
-        exchange of this step, so no part of it can be run again."""
+        """See `ModelRunner.run_chunks`; every row is computed, whatever is read. Raises RankLost
+        for any error: other ranks may wait in an exchange of this step, so no part of it can be
+        run again."""
         sent = self._sent(pending)
         command = _command(chunks, leases, observations, num_pending=_num_pending(sent))
         self._followers.tell(command)

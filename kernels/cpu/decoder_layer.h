@@ -1,4 +1,4 @@
-// A decoder layer of few rows per sequence in one call; engine/model/decoder_layers.py says which layers have this form.
+// A decoder layer in one call; engine/model/decoder_layers.py says which layers have this form.
 //
 // Every operation and every rounding is that of the separate calls, so that the result has their bits. Of a step of few rows they
 // take longer to call than to compute.
@@ -104,10 +104,10 @@ template <typename T> void add_rows(const T *a, const T *b, T *sum, long size) {
 }
 
 // x, out [num_rows, size], which may be the same. keys and values are pages. loras: by LayerLinear; null: as adapter_rows.
-// is_last: only the kept rows of out are computed.
+// leaves_out: only the kept rows of out are computed.
 template <typename T>
 void decoder_layer(const DecoderLayer &layer, const AttentionLayer &attention, const DecoderRows &rows, const T *x, T *out,
-                   T *keys, T *values, const LoraProjection *const *loras, bool is_last) {
+                   T *keys, T *values, const LoraProjection *const *loras, bool leaves_out) {
     static thread_local LayerMemory memory;
     const long num_rows = rows.num_rows, num_threads = rows.num_threads, size = layer.size, dim = attention.dim;
     const long num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads, kv_size = num_kv_heads * dim;
@@ -159,8 +159,8 @@ void decoder_layer(const DecoderLayer &layer, const AttentionLayer &attention, c
     for (long i = 0; i < rows.num_groups; i++)
         attend_pages(rows.groups[i], attention, q, keys, values, attended);
     clock.give(ATTENTION);
-    auto place = [&](long i) { return is_last ? rows.kept[i] : i; };
-    if (is_last) {
+    auto place = [&](long i) { return leaves_out ? rows.kept[i] : i; };
+    if (leaves_out) {
         num_left = rows.num_kept;
         for (long i = 0; i < num_left; i++) {
             memmove(attended + i * num_heads * dim, attended + place(i) * num_heads * dim, num_heads * dim * sizeof(T));
@@ -188,8 +188,8 @@ void decoder_layer(const DecoderLayer &layer, const AttentionLayer &attention, c
 
 #define DECODER_LAYER(T, NAME)                                                                                         \
     extern "C" void NAME(const DecoderLayer *layer, const AttentionLayer *attention, const DecoderRows *rows, const T *x,    \
-                         T *out, T *keys, T *values, const LoraProjection *const *loras, bool is_last) {               \
-        decoder_layer(*layer, *attention, *rows, x, out, keys, values, loras, is_last);                                \
+                         T *out, T *keys, T *values, const LoraProjection *const *loras, bool leaves_out) {            \
+        decoder_layer(*layer, *attention, *rows, x, out, keys, values, loras, leaves_out);                             \
     }
 DECODER_LAYER(float, decoder_layer_float32)
 #if defined(__AVX512BF16__)

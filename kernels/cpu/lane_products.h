@@ -16,7 +16,7 @@ constexpr long LANE_DEPTH = DEPTH / 2;
 // How many lanes before its use a line of a panel is read into the second cache, and into the first, if it is used once.
 constexpr long FAR = LANE_DEPTH, NEAR = 32;
 
-// totals [ROWS, PANEL] += x [depth, ROWS] @ panel [depth, PANEL], of lanes. Calls read_ahead(k) for each lane.
+// totals [ROWS, PANEL] += x [depth, ROWS] @ panel [depth, PANEL], of lanes. Calls read_ahead(lane) for each.
 template <typename Lanes, long ROWS, typename ReadAhead>
 inline void multiply_lanes(const Lane *x, const Lane *panel, long depth, typename Lanes::Sum *totals, const ReadAhead &read_ahead) {
     typename Lanes::Sums sums[ROWS];
@@ -38,9 +38,9 @@ template <typename Lanes>
 inline void multiply_lane_panel(const Lane *x, const Lane *panel, typename Lanes::Sum *totals, long num_rows, long num_lanes) {
     if (num_rows <= Lanes::TILE)
         return with_num_rows<Lanes::TILE>(num_rows, [&](auto rows) {
-            multiply_lanes<Lanes, rows.value>(x, panel, num_lanes, totals, [&](long k) {
-                __builtin_prefetch(panel + (k + FAR) * PANEL, 0, 2);
-                __builtin_prefetch(panel + (k + NEAR) * PANEL);
+            multiply_lanes<Lanes, rows.value>(x, panel, num_lanes, totals, [&](long lane) {
+                __builtin_prefetch(panel + (lane + FAR) * PANEL, 0, 2);
+                __builtin_prefetch(panel + (lane + NEAR) * PANEL);
             });
         });
     // Each tile reads its share of the next part.
@@ -52,7 +52,7 @@ inline void multiply_lane_panel(const Lane *x, const Lane *panel, typename Lanes
         const char *next = reinterpret_cast<const char *>(panel + (k + depth) * PANEL);
         each_tile<Lanes::TILE>(num_rows, [&](long first, auto rows) {
             multiply_lanes<Lanes, rows.value>(x + first * num_lanes + k * rows.value, panel + k * PANEL, depth, totals + first * PANEL,
-                                              [&](long k) { __builtin_prefetch(next + k * next_step); });
+                                              [&](long lane) { __builtin_prefetch(next + lane * next_step); });
             next += depth * next_step;
         });
     }

@@ -1,4 +1,4 @@
-// Products of a few rows: parts that attention and LoRA share.
+// Products of a few rows: parts of attention and of LoRA.
 //
 // A row's sums are taken in one order, however many rows are computed together.
 #pragma once

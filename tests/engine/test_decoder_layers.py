@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.models.llama import modeling_llama
 
 from loraplex.engine.config import EngineConfig, Quantization
+from loraplex.engine.messages import Pooling
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.decoder_layers import OneCallLayer
 from loraplex.engine.model.forward import PagedForward, run_model
@@ -27,6 +28,7 @@ from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
 from support import paged
 from support.cpu_kernels import multiplies_bfloat16, needs_cpu_library
+from support.engine import LocalEngine
 from support.families import SERVED, save_family
 from support.features import Feature, dense_logits, make_world
 from support.fused import own_rotary_afterwards
@@ -264,3 +266,35 @@ def test_a_quantized_cache_keeps_the_layers_own_code(
     with counted(monkeypatch) as counts:
         serve(base)
     assert not counts[True]
+
+
+@pytest.mark.parametrize(
+    ("reads", "num_kept"),
+    [
+        ({"max_tokens": 1}, 1),
+        ({"max_tokens": 1, "num_prompt_logprobs": 1}, None),
+        ({"max_tokens": 0, "pooling": Pooling.MEAN}, None),
+    ],
+    ids=["a token", "logprobs of the prompt", "an embedding"],
+)
+def test_a_prompt_s_step_keeps_the_rows_that_its_request_reads(
+    reads: dict[str, Any],
+    num_kept: int | None,
+    llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[int | None] = []
+    served = OneCallLayer.served
+
+    def recording(layer: OneCallLayer, step: PagedForward, *args: Any) -> Tensor | None:
+        kept.append(None if step.kept is None else len(step.kept))
+        return served(layer, step, *args)
+
+    monkeypatch.setattr(OneCallLayer, "served", recording)
+    engine = LocalEngine(llama, tmp_path)
+    kept.clear()
+    engine.submit(SEQUENCES[1], **reads)
+    engine.run()
+    engine.close()
+    assert set(kept) == {num_kept}

@@ -208,7 +208,9 @@ def spoil_drafts(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyPa
     runner = engine.core.parts.runner
     run_chunks, num_calls, spoiled, fails_next = runner.run_chunks, 0, [], False
 
-    def run(chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None], *_: Any) -> StepOutput:
+    def run(
+        chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None], *_: Any, **_reads: Any
+    ) -> StepOutput:
         nonlocal num_calls, fails_next
         left_out = engine.core.parts.base.model.model.layers[1]
         if not isinstance(left_out.forward, partial):  # it is computed
